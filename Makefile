@@ -1,0 +1,48 @@
+# Two commands for a fresh machine: `make demo` and `make test`.  Both set up what they need.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test sim bench lint stubs clean
+
+demo: $(VENV)/demo
+	$(BIN)/lightyear-node demo $(ARGS)
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest $(ARGS)
+
+# Long runs of the round simulator: make sim SEEDS=0:2000
+SEEDS ?= 0:200
+sim: $(VENV)/dev
+	$(BIN)/python tests/sim/run.py --seeds $(SEEDS)
+
+bench: $(VENV)/dev
+	for bench in tests/bench/*.py; do $(BIN)/python $$bench || exit 1; done
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The generated half of the wire contract; committed, and compared by a test.
+stubs: $(VENV)/dev
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
+	  proto/lightyear_node/v1/exchange.proto
+
+$(VENV)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lightyear-node needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# constraints.txt keeps torch from bringing gigabytes of CUDA that the demo does not need.
+$(VENV)/demo: $(VENV)/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	touch $@
+
+$(VENV)/dev: $(VENV)/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/demo
+
+clean:
+	rm -rf $(VENV) build dist demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis
