@@ -1,0 +1,307 @@
+"""The two files a user writes, as frozen records: `peers.yaml` and `node.yaml`.
+
+`Agreement` is the federation's common file, the same at every site; its digest is compared when
+peers meet.  `Site` is one hospital's own.  Both are read once and passed down; nothing else in the
+program looks at the environment.  Precedence: flag > environment > file > default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from lightyear_node import strict_yaml
+from lightyear_node.records import Digest, Fingerprint, PeerName
+
+NODE_FILE = "node.yaml"
+SITES_MAX = 64
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})$"
+FINGERPRINT_PATTERN = r"^SHA256:[A-Za-z0-9+/]{43}$"
+ENVIRONMENT_PREFIX = "LIGHTYEAR_"
+
+Model = typing.TypeVar("Model", bound=BaseModel)
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration_s(value: object) -> object:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*", value)
+        if not match:
+            raise ValueError(f"`{value}` is not a duration: write 500ms, 30s, 5m or 2h")
+        return float(match[1]) * _UNITS_S[match[2]]
+    return value
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _check_port(value: str) -> str:
+    if value != "" and int(value.rpartition(":")[2]) > 65535:
+        raise ValueError(f"`{value}`: a port is at most 65535")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), BeforeValidator(_check_port)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RuleTerms(_Frozen):
+    """Which peers' models are accepted, and how they are merged."""
+
+    name: str = "lightyear"
+    tau: float = Field(default=0.6, ge=0, le=1)
+    gamma: float = Field(default=0.95, gt=0, le=1)
+    guard: bool = True
+    include_self: bool = True
+
+
+class BarrierTerms(_Frozen):
+    """When a round closes; `min_peers` and `faulty_max` default to what the sites' number allows."""
+
+    min_peers: int | None = Field(default=None, ge=1)
+    faulty_max: int | None = Field(default=None, ge=0)
+    grace: Seconds = 30.0
+    deadline: Seconds = 1800.0
+    heartbeat: Seconds = 5.0
+    suspect: Seconds = 20.0
+    observe: Seconds = 5.0
+
+
+class ExchangeTerms(_Frozen):
+    """How weights travel, and which of them stay at home."""
+
+    compression: Literal["zstd"] = "zstd"
+    exclude: tuple[str, ...] = ()
+
+
+class Peer(_Frozen):
+    name: Name
+    address: Address
+    fingerprint: Annotated[
+        tuple[Annotated[str, Field(pattern=FINGERPRINT_PATTERN)], ...], BeforeValidator(_as_list)
+    ] = Field(min_length=1, max_length=2)
+    certificate: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(
+        min_length=1, max_length=2
+    )
+
+
+class Agreement(_Frozen):
+    """What all sites have agreed on: `peers.yaml`."""
+
+    version: Literal[1]
+    federation: Name
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    rounds: int = Field(default=20, ge=1, le=1_000_000)
+    rule: RuleTerms = RuleTerms()
+    barrier: BarrierTerms = BarrierTerms()
+    exchange: ExchangeTerms = ExchangeTerms()
+    peers: tuple[Peer, ...] = Field(max_length=SITES_MAX)
+
+    @model_validator(mode="after")
+    def _everybody_once(self) -> Agreement:
+        seen: set[tuple[str, str]] = set()
+        for index, peer in enumerate(self.peers):
+            marks = [("name", peer.name), ("address", peer.address)]
+            marks += [("fingerprint", pin) for pin in peer.fingerprint]
+            for mark in marks:
+                if mark in seen:
+                    raise PydanticCustomError(
+                        "duplicate_peer",
+                        "two peers have the same {what} `{value}`",
+                        {"what": mark[0], "value": mark[1], "index": index},
+                    )
+                seen.add(mark)
+        return self
+
+    def digest(self) -> Digest:
+        """Equal for files that mean the same, whatever their order, comments and spacing."""
+        plain = self.model_dump(mode="json")
+        plain["peers"].sort(key=lambda peer: peer["name"])
+        canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+        return Digest(hashlib.sha256(canonical.encode()).hexdigest())
+
+    def find(self, fingerprint: Fingerprint) -> Peer | None:
+        return next((peer for peer in self.peers if fingerprint in peer.fingerprint), None)
+
+    def others(self, us: PeerName) -> tuple[Peer, ...]:
+        return tuple(peer for peer in self.peers if peer.name != us)
+
+
+class TaskEntry(_Frozen):
+    """Whose model and data to train: `module:function` and its arguments."""
+
+    entry: str = Field(default="lightyear_node.tasks.digits:build", pattern=r"^[\w.]+:[\w.]+$")
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class Http(_Frozen):
+    """Metrics and health, on loopback unless the operator says otherwise; empty switches it off."""
+
+    listen: Annotated[str, BeforeValidator(_check_port)] = Field(
+        default="127.0.0.1:9464", pattern=ADDRESS_PATTERN + r"|^$"
+    )
+
+
+class Log(_Frozen):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class WorkerTerms(_Frozen):
+    """0 `threads` leaves the choice to torch; a worker silent for `silence` is killed."""
+
+    threads: int = Field(default=0, ge=0, le=1024)
+    silence: Seconds = 600.0
+
+
+class Malfunction(_Frozen):
+    """For experiments only: what this site's outgoing model is corrupted with."""
+
+    kind: str
+    scale: float | None = None
+
+
+class RuleOverrides(_Frozen):
+    """What a site may decide for itself: how strict it is with its own model."""
+
+    tau: float | None = Field(default=None, ge=0, le=1)
+    gamma: float | None = Field(default=None, gt=0, le=1)
+    guard: bool | None = None
+
+
+class Site(_Frozen):
+    """One hospital's own settings: `node.yaml`."""
+
+    address: Address | None = None
+    """Where the others reach this site; it travels in the join line."""
+    listen: Address | None = None
+    """Where this node listens; `address` when not given."""
+    state_dir: str = "state"
+    keys_dir: str = "keys"
+    task: TaskEntry = TaskEntry()
+    device: Literal["auto", "cpu", "cuda", "mps"] | Annotated[str, Field(pattern=r"^cuda:\d+$")] = (
+        "auto"
+    )
+    http: Http = Http()
+    log: Log = Log()
+    worker: WorkerTerms = WorkerTerms()
+    rule: RuleOverrides = RuleOverrides()
+    malfunction: Malfunction | None = None
+
+    def rule_of(self, agreement: Agreement) -> RuleTerms:
+        ours = self.rule.model_dump(exclude_none=True)
+        return agreement.rule.model_copy(update=ours)
+
+
+def load_agreement(path: Path) -> Agreement:
+    document = strict_yaml.read(path)
+    return _validated(Agreement, document.values, document)
+
+
+def load_site(
+    path: Path, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None
+) -> Site:
+    """`flags` are the same nested keys as in the file; a missing file means all defaults."""
+    document = strict_yaml.read(path) if path.exists() else strict_yaml.Document(path, {}, {})
+    values = _merged(document.values, _from_environment(Site, environment))
+    return _validated(Site, _merged(values, flags or {}), document)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(under)
+    for key, value in over.items():
+        nested = isinstance(value, Mapping) and isinstance(both.get(key), Mapping)
+        both[key] = _merged(both[key], value) if nested else value
+    return both
+
+
+def _from_environment(
+    model: type[BaseModel], environment: Mapping[str, str], prefix: str = ENVIRONMENT_PREFIX
+) -> dict[str, Any]:
+    """`http.listen` is `LIGHTYEAR_HTTP_LISTEN`; nested tables by name, values as YAML scalars."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        variable = prefix + name.upper()
+        nested = _model_in(field.annotation)
+        if variable in environment:
+            found[name] = strict_yaml.parse_scalar(environment[variable])
+        elif nested and (inner := _from_environment(nested, environment, variable + "_")):
+            found[name] = inner
+    return found
+
+
+def _validated(model: type[Model], values: dict[str, Any], document: strict_yaml.Document) -> Model:
+    try:
+        return model.model_validate(values)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = first["loc"]
+        if first["type"] == "duplicate_peer":
+            where = ("peers", first["ctx"]["index"])
+            raise document.error(where, first["msg"], hint="keep one of them") from None
+        key = ".".join(str(part) for part in where)
+        if first["type"] == "extra_forbidden":
+            raise document.error(where, *_unknown_key(model, where)) from None
+        if first["type"] == "missing":
+            raise document.error(where, f"`{key}` is missing", hint="add that key") from None
+        message = first["msg"].removeprefix("Value error, ")
+        shown = _shown(first.get("input"))
+        if first["type"] == "string_pattern_mismatch":
+            message = _PATTERN_WORDS.get(first["ctx"]["pattern"], message)
+        text = f"`{key}`: {message}{shown}" if key else message
+        raise document.error(where, text, hint="correct that value") from None
+
+
+_PATTERN_WORDS = {
+    NAME_PATTERN: "a name is lower-case letters, digits and dashes, at most 63",
+    ADDRESS_PATTERN: "an address is host:port",
+    FINGERPRINT_PATTERN: "a fingerprint is SHA256: and 43 base64 characters,"
+    " as `lightyear-node id` prints it",
+}
+
+
+def _shown(value: object) -> str:
+    plain = isinstance(value, str | int | float | bool)
+    return f" (it is {json.dumps(value)[:80]})" if plain else ""
+
+
+def _unknown_key(model: type[BaseModel], where: tuple[str | int, ...]) -> tuple[str]:
+    known = list(_model_at(model, where[:-1]).model_fields)
+    key = str(where[-1])
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    advice = f"did you mean `{nearest[0]}`?" if nearest else f"known keys: {', '.join(known)}"
+    return (f"unknown key `{key[:80]}`: {advice}",)
+
+
+def _model_at(model: type[BaseModel], where: tuple[str | int, ...]) -> type[BaseModel]:
+    for part in where:
+        if isinstance(part, str) and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation) or model
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The table behind an annotation such as `Rule`, `Rule | None` or `tuple[Peer, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (tuple, types.UnionType, typing.Union, Annotated):
+        found = (_model_in(argument) for argument in typing.get_args(annotation))
+        return next((model for model in found if model), None)
+    return None

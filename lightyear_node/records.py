@@ -1,0 +1,149 @@
+"""The words of this program: small frozen records that every other module shares.
+
+Nothing here acts, reads a clock or touches a disk.  Weights are never part of a record: a record
+carries the digest that names them, and the store has the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+PeerName = NewType("PeerName", str)
+"""A site's name in peers.yaml."""
+Fingerprint = NewType("Fingerprint", str)
+"""`SHA256:` and the base64 SHA-256 of a certificate, as SSH writes it."""
+Digest = NewType("Digest", str)
+"""64 hexadecimal digits that name the content of a weights file (see `store.tree_digest`)."""
+Round = NewType("Round", int)
+Generation = NewType("Generation", int)
+"""How many times a site has lost its memory; 0 for a site that never has."""
+
+CHUNK_BYTES = 1 << 20
+"""Weights are hashed, compressed, sent and resumed in pieces of this many raw bytes."""
+
+ROUND_MAX = 2**62
+"""Larger round numbers are refused: they could only be meant to overflow somebody's arithmetic."""
+
+
+class Reason(StrEnum):
+    """Why a peer's update was used, or was not.  The same word in log, journal, metric and test."""
+
+    OK = "ok"
+    AGREEMENT_BELOW_TAU = "agreement_below_tau"
+    TOO_FAR = "too_far"
+    LOSS_REGRET = "loss_regret"
+    NONFINITE = "nonfinite"
+    DOMAIN = "domain"
+    SCHEMA_MISMATCH = "schema_mismatch"
+    STALE_ROUND = "stale_round"
+    CHECKSUM = "checksum"
+    SIGNATURE = "signature"
+    IDENTITY = "identity"
+    FEDERATION = "federation"
+    VERSION = "version"
+    EQUIVOCATION = "equivocation"
+    TOO_LARGE = "too_large"
+    TRUNCATED = "truncated"
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    UNSCORED = "unscored"
+    PROBATION = "probation"
+    BLOCKED = "blocked"
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What identifies one model that one site has announced."""
+
+    peer: PeerName
+    generation: Generation
+    round: Round
+    digest: Digest
+
+    @property
+    def age(self) -> tuple[Generation, Round]:
+        """Later updates of one peer compare greater."""
+        return (self.generation, self.round)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a site says, and signs, about an update before anybody pulls it."""
+
+    federation: str
+    update: Update
+    lamport: int
+    schema: Digest
+    raw_bytes: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    manifest: Manifest
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What two sites compare when they meet."""
+
+    version_min: int
+    version_max: int
+    federation: str
+    agreement: Digest
+    schema: Digest
+    initial_model: Digest
+    round: Round
+    boot_id: str
+    wall_time_ns: int
+    lamport: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A site's state, repeated at every heartbeat: losing one costs nothing."""
+
+    lamport: int
+    round: Round
+    phase: str
+    latest: SignedManifest | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What this site decided about one peer's update, and why."""
+
+    peer: PeerName
+    accepted: bool
+    reason: Reason
+    score: float | None = None
+    weight: float = 0.0
+    checks: Mapping[str, float] = field(default_factory=dict)
+    digest: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What moving one update cost."""
+
+    raw_bytes: int
+    wire_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the worker tells of the model and data that the user's task has built."""
+
+    device: str
+    parameters: int
+    train_samples: int
+    val_samples: int
+    head: str
+    floor: float
+    """The agreement that unrelated features would show on so few validation samples."""

@@ -1,0 +1,156 @@
+"""peers.yaml and node.yaml: what is right is read, what is wrong is named with its line."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from lightyear_node.config import Agreement, load_agreement, load_site
+from lightyear_node.errors import ConfigError
+from lightyear_node.identity import make_identity
+
+PIN = "SHA256:" + "A" * 43
+OTHER_PIN = "SHA256:" + "B" * 43
+
+
+def agreement_text(extra: str = "", peers: str | None = None) -> str:
+    listed = peers or (
+        f'  - {{name: site-a, address: "a:1", fingerprint: "{PIN}", certificate: x}}\n'
+        f'  - {{name: site-b, address: "b:1", fingerprint: "{OTHER_PIN}", certificate: x}}\n'
+    )
+    return f"version: 1\nfederation: chest-xray\n{extra}peers:\n{listed}"
+
+
+def load(tmp_path: Path, text: str | bytes) -> Agreement:
+    path = tmp_path / "peers.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return load_agreement(path)
+
+
+def refusal(tmp_path: Path, text: str | bytes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert caught.value.exit_code == 78
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / "peers.yaml"))
+    assert "\n" not in message
+    return message.removeprefix(str(tmp_path / "peers.yaml"))
+
+
+def test_a_whole_file_is_read(tmp_path: Path) -> None:
+    agreement = load(
+        tmp_path,
+        agreement_text("seed: 7\nrule: {name: lightyear, tau: 0.5}\nbarrier: {grace: 30s}\n"),
+    )
+    assert (agreement.seed, agreement.rule.tau, agreement.barrier.grace) == (7, 0.5, 30.0)
+    assert [peer.name for peer in agreement.peers] == ["site-a", "site-b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (agreement_text("rouns: 3\n"), ":3: unknown key `rouns`: did you mean `rounds`?"),
+        (agreement_text("rule: {taw: 0.5}\n"), ":3: unknown key `taw`: did you mean `tau`?"),
+        (agreement_text("seed: 1\nseed: 2\n"), ":4: key `seed` appears twice"),
+        (agreement_text("rule: &r {tau: 0.5}\nbarrier: *r\n"), ":4: aliases"),
+        (agreement_text("rounds: 0\n"), ":3: `rounds`: "),
+        (agreement_text("rule: {tau: 2}\n"), ":3: `rule.tau`: "),
+        (agreement_text("barrier: {grace: 30}\nbarrier2: 1\n"), ":4: unknown key `barrier2`"),
+        (agreement_text("barrier: {grace: soon}\n"), ":3: `barrier.grace`: `soon` is not a duration"),
+        ("version: 2\nfederation: x\npeers: []\n", ":1: `version`"),
+        ("federation: x\npeers: []\n", ":1: `version` is missing"),
+        ("version: 1\nfederation: X Ray\npeers: []\n", ":2: `federation`: a name is"),
+        ("version: 1\nfederation: [\n", ":3: "),
+        ("- a\n- b\n", ":1: expected `key: value`"),
+        ("[" * 5000, ":1: nested too deeply"),
+        (b"version: 1\nfederation: \xff\n", ":2: not UTF-8"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
+    assert refusal(tmp_path, text).startswith(expected)
+
+
+def test_duplicate_peers_are_named(tmp_path: Path) -> None:
+    entry = '  - {{name: {0}, address: "{1}", fingerprint: "{2}", certificate: x}}\n'
+    first = entry.format("site-a", "a:1", PIN)
+    assert "same name `site-a`" in refusal(
+        tmp_path, agreement_text(peers=first + entry.format("site-a", "b:1", OTHER_PIN))
+    )
+    assert "same address `a:1`" in refusal(
+        tmp_path, agreement_text(peers=first + entry.format("site-b", "a:1", OTHER_PIN))
+    )
+    message = refusal(tmp_path, agreement_text(peers=first + entry.format("site-b", "b:1", PIN)))
+    assert message.startswith(":5: two peers have the same fingerprint")
+
+
+@pytest.mark.parametrize("pin", ["MD5:abc", "SHA256:short", "SHA256:" + "!" * 43])
+def test_a_bad_fingerprint_is_named(tmp_path: Path, pin: str) -> None:
+    peers = f'  - {{name: site-a, address: "a:1", fingerprint: "{pin}", certificate: x}}\n'
+    assert ":4: `peers.0.fingerprint.0`: a fingerprint is SHA256:" in refusal(
+        tmp_path, agreement_text(peers=peers)
+    )
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    assert "larger than 1 MiB" in refusal(tmp_path, b"#" * (2 << 20))
+
+
+def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_agreement(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_agreement(tmp_path)
+
+
+def test_the_digest_is_about_meaning_not_spelling(tmp_path: Path) -> None:
+    one = load(tmp_path, agreement_text("seed: 7\n"))
+    reordered = load(tmp_path, "# a comment\n" + agreement_text("rounds: 20\nseed: 7\n"))
+    swapped = one.model_copy(update={"peers": one.peers[::-1]})
+    assert one.digest() == reordered.digest() == swapped.digest()
+    assert one.digest() != load(tmp_path, agreement_text("seed: 8\n")).digest()
+
+
+def test_two_pins_during_a_renewal(tmp_path: Path) -> None:
+    peers = (
+        f'  - {{name: site-a, address: "a:1", fingerprint: ["{PIN}", "{OTHER_PIN}"],'
+        " certificate: [x, y]}\n"
+    )
+    agreement = load(tmp_path, agreement_text(peers=peers))
+    assert agreement.find(agreement.peers[0].fingerprint[1]) == agreement.peers[0]  # type: ignore[arg-type]
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    path = tmp_path / "node.yaml"
+    path.write_text("device: cpu\nhttp: {listen: '127.0.0.1:1'}\n")
+    assert load_site(tmp_path / "none.yaml", {}).device == "auto"
+    assert load_site(path, {}).device == "cpu"
+    environment = {"LIGHTYEAR_DEVICE": "cuda:1", "LIGHTYEAR_HTTP_LISTEN": "127.0.0.1:2"}
+    site = load_site(path, environment)
+    assert (site.device, site.http.listen) == ("cuda:1", "127.0.0.1:2")
+    site = load_site(path, environment, {"device": "mps", "http": {"listen": ""}})
+    assert (site.device, site.http.listen) == ("mps", "")
+
+
+def test_a_site_may_only_be_stricter_about_its_own_model(tmp_path: Path) -> None:
+    path = tmp_path / "node.yaml"
+    path.write_text("rule: {tau: 0.8}\n")
+    agreement = load(tmp_path, agreement_text("rule: {tau: 0.5, gamma: 0.9}\n"))
+    rule = load_site(path, {}).rule_of(agreement)
+    assert (rule.tau, rule.gamma, rule.name) == (0.8, 0.9, "lightyear")
+    path.write_text("rule: {name: fedavg}\n")
+    with pytest.raises(ConfigError, match="unknown key `name`"):
+        load_site(path, {})
+
+
+def test_certificates_travel_in_the_file(tmp_path: Path) -> None:
+    identity = make_identity("site-a", datetime.now(UTC))
+    encoded = base64.b64encode(identity.certificate.der).decode()
+    peers = (
+        f'  - {{name: site-a, address: "a:1", fingerprint: "{identity.fingerprint}",'
+        f' certificate: "{encoded}"}}\n'
+    )
+    agreement = load(tmp_path, agreement_text(peers=peers))
+    assert agreement.find(identity.fingerprint) is agreement.peers[0]
