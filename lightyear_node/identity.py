@@ -1,0 +1,372 @@
+"""Who a site is: its keys, its certificate, the line that introduces it, the manifests it signs.
+
+Owns the certificate's shape and the signed byte layout.  Must not know the network, peers.yaml or
+the time: whoever makes an identity says what time it is, and whoever trusts one compares `expires`.
+
+A site has two keys.  The TLS key (ECDSA P-256, because gRPC's TLS refuses Ed25519 certificates)
+proves who is on the line; the signing key (Ed25519) proves who announced an update, also later and
+to third parties.  The certificate names the signing key, so that one pin covers both.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import ssl
+import stat
+import struct
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import NameOID
+
+from lightyear_node.errors import ConfigError
+from lightyear_node.records import Fingerprint, Manifest, PeerName, SignedManifest
+
+LIFETIME = timedelta(days=730)
+BACKDATED = timedelta(days=1)
+"""A certificate is valid from a day before it was made: the peers' clocks need not be right."""
+
+CERTIFICATE_BYTES_MAX = 4096
+"""Ours have about 500; the limit keeps a hostile one from the parser."""
+
+MANIFEST_DOMAIN = b"lightyear-node manifest 1\0"
+"""First bytes of what is signed, so that no other signature of this key can pass for a manifest."""
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SIGNING_KEY_URI = "lightyear-node:ed25519:"
+_JOIN_VERSION = "ly1"
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A site's certificate after every check that needs neither a clock nor a pin."""
+
+    name: PeerName
+    fingerprint: Fingerprint
+    signing_key: bytes
+    expires: datetime
+    der: bytes = field(repr=False)
+
+    @classmethod
+    def parse(cls, der: bytes) -> Certificate:
+        """Refuse whatever `make_identity` would not have written."""
+        if len(der) > CERTIFICATE_BYTES_MAX:
+            raise ConfigError(f"certificate has {len(der)} bytes, at most {CERTIFICATE_BYTES_MAX}")
+        try:
+            parsed = x509.load_der_x509_certificate(der)
+            name, signing_key = _names(parsed)
+            # The signature proves that nobody altered the certificate on its way to us.
+            parsed.verify_directly_issued_by(parsed)
+        except InvalidSignature:
+            raise ConfigError("certificate was altered: its own signature does not fit") from None
+        except (*_UNREADABLE, x509.ExtensionNotFound) as error:
+            raise ConfigError(f"not a certificate of lightyear-node: {error}") from None
+        return cls(name, fingerprint(der), signing_key, parsed.not_valid_after_utc, der)
+
+    @property
+    def pem(self) -> bytes:
+        return ssl.DER_cert_to_PEM_cert(self.der).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This site itself; the only holder of private keys."""
+
+    certificate: Certificate
+    tls_key_pem: bytes = field(repr=False)
+    signing_key: Ed25519PrivateKey = field(repr=False)
+
+    @property
+    def name(self) -> PeerName:
+        return self.certificate.name
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self.certificate.fingerprint
+
+    @classmethod
+    def load(cls, keys_dir: Path) -> Identity:
+        """Read what `save` wrote; a key that others could read or replace is refused."""
+        tls_key_pem = _read(keys_dir / "tls.key", private=True)
+        signing_pem = _read(keys_dir / "sign.key", private=True)
+        certificate_pem = _read(keys_dir / "tls.crt", private=False)
+        try:
+            der = x509.load_pem_x509_certificate(certificate_pem).public_bytes(
+                serialization.Encoding.DER
+            )
+            tls_key = serialization.load_pem_private_key(tls_key_pem, password=None)
+            signing_key = serialization.load_pem_private_key(signing_pem, password=None)
+        except _UNREADABLE as error:
+            raise ConfigError(f"unreadable key or certificate in {keys_dir}: {error}") from None
+        certificate = Certificate.parse(der)
+        certified = x509.load_der_x509_certificate(der).public_key()
+        if tls_key.public_key() != certified:
+            raise ConfigError(f"{keys_dir}/tls.key does not belong to {keys_dir}/tls.crt")
+        if (
+            not isinstance(signing_key, Ed25519PrivateKey)
+            or signing_key.public_key().public_bytes_raw() != certificate.signing_key
+        ):
+            raise ConfigError(f"{keys_dir}/sign.key is not the one named in {keys_dir}/tls.crt")
+        return cls(certificate, tls_key_pem, signing_key)
+
+    def save(self, keys_dir: Path) -> None:
+        """Write the keys once; existing ones are never replaced, because peers have pinned them."""
+        files = {
+            "sign.key": _private_pem(self.signing_key),
+            "tls.key": self.tls_key_pem,
+            "tls.crt": self.certificate.pem,
+        }
+        present = [name for name in files if os.path.lexists(keys_dir / name)]
+        if present:
+            raise ConfigError(
+                f"{keys_dir} already has {', '.join(present)}",
+                hint="the peers know this site by these keys; move them away to start afresh",
+            )
+        try:
+            keys_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name, content in files.items():
+                _write_new(keys_dir / name, content)
+        except OSError as error:
+            raise ConfigError(f"cannot write keys to {keys_dir}: {error.strerror}") from error
+
+    def sign(self, domain: bytes, message: bytes) -> bytes:
+        """Sign for one purpose; `domain` ends in a zero byte, so that no two purposes overlap."""
+        if not domain.endswith(b"\0") or b"\0" in domain[:-1]:
+            raise ValueError("a signing domain ends in its only zero byte")
+        return self.signing_key.sign(domain + message)
+
+    def sign_manifest(self, manifest: Manifest) -> SignedManifest:
+        return SignedManifest(manifest, self.sign(MANIFEST_DOMAIN, manifest_layout(manifest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a join line says."""
+
+    name: PeerName
+    address: str
+    certificate: Certificate
+
+
+def make_identity(name: str, now: datetime) -> Identity:
+    """New keys and a new certificate for a site of this name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be a site's name",
+            hint="lower-case letters, digits and inner hyphens, at most 63: for example site-a",
+        )
+    tls_key = ec.generate_private_key(ec.SECP256R1())
+    signing_key = Ed25519PrivateKey.generate()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    key_id = x509.SubjectKeyIdentifier.from_public_key(tls_key.public_key())
+    signing_uri = _SIGNING_KEY_URI + signing_key.public_key().public_bytes_raw().hex()
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(tls_key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [x509.DNSName(name), x509.UniformResourceIdentifier(signing_uri)]
+            ),
+            critical=False,
+        )
+        # Without the two key identifiers TLS takes the first root of that name for the issuer,
+        # and of two certificates pinned for one site only one would work.
+        .add_extension(key_id, critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id), critical=False
+        )
+        .sign(tls_key, hashes.SHA256())
+    )
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    return Identity(Certificate.parse(der), _private_pem(tls_key), signing_key)
+
+
+def fingerprint(der: bytes) -> Fingerprint:
+    digest = base64.b64encode(hashlib.sha256(der).digest()).decode().rstrip("=")
+    return Fingerprint(f"SHA256:{digest}")
+
+
+def verify(signing_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(signing_key).verify(signature, domain + message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def verify_manifest(signed: SignedManifest, signing_key: bytes) -> bool:
+    """False also for a manifest that could never have been signed, such as a negative round."""
+    try:
+        layout = manifest_layout(signed.manifest)
+    except ValueError:
+        return False
+    return verify(signing_key, MANIFEST_DOMAIN, layout, signed.signature)
+
+
+def manifest_layout(manifest: Manifest) -> bytes:
+    """The signed bytes: fixed order and width, big-endian, strings after their 16-bit length.
+
+    Not protobuf: its bytes for one message may differ between versions and languages.
+    """
+    update = manifest.update
+    if not (_DIGEST.fullmatch(update.digest) and _DIGEST.fullmatch(manifest.schema)):
+        raise ValueError("a digest is 64 lower-case hexadecimal digits")
+    try:
+        return b"".join(
+            [
+                _text(manifest.federation),
+                _text(update.peer),
+                struct.pack(">QQQ", update.generation, update.round, manifest.lamport),
+                bytes.fromhex(update.digest),
+                bytes.fromhex(manifest.schema),
+                struct.pack(">QQ", manifest.raw_bytes, manifest.samples),
+            ]
+        )
+    except struct.error as error:
+        raise ValueError(f"a number does not fit: {error}") from None
+
+
+def join_line(identity: Identity, address: str) -> str:
+    """One shell word that tells another site all it needs to pin this one."""
+    check_address(address)
+    certificate = base64.urlsafe_b64encode(identity.certificate.der).decode().rstrip("=")
+    return f"{_JOIN_VERSION}/{identity.name}/{address}/{certificate}"
+
+
+def parse_join_line(text: str) -> Joined:
+    hint = "copy the whole line that `lightyear-node id` prints at the other site"
+    parts = text.strip().split("/")
+    if parts[0] != _JOIN_VERSION:
+        raise ConfigError(f"a join line begins with {_JOIN_VERSION}/", hint=hint)
+    if len(parts) != 4:
+        raise ConfigError(
+            f"a join line has 4 parts between slashes, this one has {len(parts)}", hint=hint
+        )
+    _, name, address, encoded = parts
+    check_address(address)
+    if not re.fullmatch(r"[A-Za-z0-9_-]*", encoded) or len(encoded) > 2 * CERTIFICATE_BYTES_MAX:
+        raise ConfigError("the join line's certificate is not base64url", hint=hint)
+    try:
+        der = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+        certificate = Certificate.parse(der)
+    except (ConfigError, binascii.Error) as error:
+        raise ConfigError(f"the join line is cut short or altered ({error})", hint=hint) from None
+    if certificate.name != name:
+        raise ConfigError(
+            f"the join line says {name!r}, its certificate {certificate.name!r}", hint=hint
+        )
+    return Joined(certificate.name, address, certificate)
+
+
+def _names(parsed: x509.Certificate) -> tuple[PeerName, bytes]:
+    """The site's name and signing key, from a certificate of exactly our shape."""
+    key = parsed.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("the key is not ECDSA P-256")
+    extensions = parsed.extensions
+    if extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+        raise ValueError("it could issue further certificates")
+    key_id = extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
+    issuer = extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    if issuer.key_identifier != key_id:
+        raise ValueError("its key identifiers differ")
+    common_names = parsed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if len(parsed.subject) != 1 or len(common_names) != 1:
+        raise ValueError("the subject is not one common name")
+    name = str(common_names[0].value)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be a site's name")
+    san = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    uris = san.get_values_for_type(x509.UniformResourceIdentifier)
+    if len(san) != 2 or san.get_values_for_type(x509.DNSName) != [name] or len(uris) != 1:
+        raise ValueError("the alternative names are not the site's name and its signing key")
+    signing_hex = uris[0].removeprefix(_SIGNING_KEY_URI)
+    if signing_hex == uris[0] or not _DIGEST.fullmatch(signing_hex):
+        raise ValueError("it names no Ed25519 signing key")
+    return PeerName(name), bytes.fromhex(signing_hex)
+
+
+def check_address(address: str) -> None:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ConfigError(
+            f"{address!r} is not an address",
+            hint="write host:port, for example fl.site-a.example.org:7443",
+        )
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    return struct.pack(">H", len(encoded)) + encoded
+
+
+def _private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _read(path: Path, *, private: bool) -> bytes:
+    """A private file is refused if somebody else could have read or placed it."""
+    try:
+        # The checks are made on the opened file: a path could be swapped between check and use.
+        # Without O_NONBLOCK, a pipe in a key's place would hang the start.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if private else 0)
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is missing", hint="run `lightyear-node init` to make this site's keys"
+        ) from None
+    except OSError as error:
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path} is a symbolic link",
+                hint=f"put the key itself there, then chmod 600 {path}",
+            ) from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    with open(fd, "rb") as file:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{path} is not a file")
+        if private and mode & 0o077:
+            raise ConfigError(
+                f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})",
+                hint=f"chmod 600 {path}",
+            )
+        return file.read(CERTIFICATE_BYTES_MAX * 2)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(fd)

@@ -1,0 +1,378 @@
+"""Files by digest: what bears a digest's name has that content, whatever happened before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightyear_node import store as store_module
+from lightyear_node.errors import StoreError
+from lightyear_node.records import CHUNK_BYTES, Digest, Reason
+from lightyear_node.store import (
+    AlreadyIncoming,
+    ChunkRefused,
+    Incoming,
+    Store,
+    chunk_count,
+    hash_file,
+    tree_digest,
+)
+
+HEADER = b"\x10\0\0\0\0\0\0\0" + b'{"w":"float32"} '
+CONTENT = HEADER + os.urandom(3 * CHUNK_BYTES - 1000)
+CHUNKS = [CONTENT[i : i + CHUNK_BYTES] for i in range(0, len(CONTENT), CHUNK_BYTES)]
+HASHES = tuple(hashlib.sha256(chunk).digest() for chunk in CHUNKS)
+DIGEST = tree_digest(len(CONTENT), HASHES)
+
+
+def begin(store: Store, **changed: Any) -> Incoming:
+    arguments: dict[str, Any] = {
+        "digest": DIGEST,
+        "raw_bytes": len(CONTENT),
+        "chunk_digests": HASHES,
+        "expected_header": HEADER,
+    }
+    return Incoming.open(store, **{**arguments, **changed})
+
+
+def placed(store: Store, content: bytes) -> Digest:
+    path = store.scratch_path()
+    path.write_bytes(content)
+    return store.adopt(path).digest
+
+
+# -- the digest -----------------------------------------------------------------------------------
+
+
+def test_tree_digest_is_the_documented_one() -> None:
+    expected = hashlib.sha256(
+        b"LYTREE1\0" + len(CONTENT).to_bytes(8, "little") + b"".join(HASHES)
+    ).hexdigest()
+    assert expected == DIGEST
+    assert tree_digest(0, []) == hashlib.sha256(b"LYTREE1\0" + bytes(8)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES]
+)
+def test_hash_file_agrees_with_hashing_in_memory(tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    digest, raw_bytes, hashes = hash_file(tmp_path / "file")
+    pieces = [content[i : i + CHUNK_BYTES] for i in range(0, size, CHUNK_BYTES)]
+    assert raw_bytes == size
+    assert hashes == tuple(hashlib.sha256(piece).digest() for piece in pieces)
+    assert len(hashes) == chunk_count(size)
+    assert digest == tree_digest(size, hashes)
+
+
+# -- whole files ----------------------------------------------------------------------------------
+
+
+def test_adopted_file_is_found_by_its_content(tmp_path: Path) -> None:
+    store = Store(tmp_path / "models", ".safetensors")
+    temp = store.scratch_path()
+    temp.write_bytes(CONTENT)
+    stored = store.adopt(temp)
+    assert (stored.digest, stored.raw_bytes) == (DIGEST, len(CONTENT))
+    assert store.has(DIGEST)
+    assert store.path(DIGEST) == tmp_path / "models" / f"{DIGEST}.safetensors"
+    assert store.path(DIGEST).read_bytes() == CONTENT
+    assert not temp.exists()
+
+
+def test_adopting_the_same_content_again_is_fine(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert placed(store, CONTENT) == placed(store, CONTENT) == DIGEST
+    assert [entry.name for entry in tmp_path.iterdir()] == [DIGEST]
+
+
+def test_file_is_durable_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        events.append("sync folder" if path == str(tmp_path) else "sync file")
+        fsync(fd)
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        events.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    store = Store(tmp_path)
+    placed(store, b"adopted")
+    assert events == ["sync file", "rename", "sync folder"]
+    events.clear()
+    incoming = begin(store)
+    for chunk in CHUNKS:
+        incoming.write(chunk)
+    incoming.finish()
+    assert events == ["sync file", "rename", "sync folder"]
+
+
+def test_damage_on_disk_is_noticed(tmp_path: Path) -> None:
+    digest = placed(Store(tmp_path), CONTENT)
+    with (tmp_path / digest).open("r+b") as file:
+        file.seek(2 * CHUNK_BYTES)
+        file.write(b"\xff\x00")
+    fresh = Store(tmp_path)
+    assert not fresh.verify(digest)
+    with pytest.raises(StoreError, match="damaged"):
+        fresh.chunk_digests(digest)
+
+
+def test_chunk_digests_come_from_the_file_and_are_kept(tmp_path: Path) -> None:
+    digest = placed(Store(tmp_path), CONTENT)
+    fresh = Store(tmp_path)
+    assert fresh.verify(digest)
+    assert fresh.chunk_digests(digest) == HASHES
+    fresh.path(digest).unlink()
+    assert fresh.chunk_digests(digest) == HASHES, "a second answer does not read the file"
+    assert not fresh.verify(digest)
+
+
+def test_only_so_many_chunk_lists_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_LISTS_KEPT", 2)
+    store = Store(tmp_path)
+    first, *rest = [placed(store, bytes([i])) for i in range(3)]
+    for digest in (first, *rest):
+        store.path(digest).unlink()
+    for digest in rest:
+        assert store.chunk_digests(digest)
+    with pytest.raises(StoreError):
+        store.chunk_digests(first)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "../" + "a" * 61, "/etc/passwd", "A" * 64, "a" * 63, "a" * 64 + "\n", "a" * 65]
+)
+def test_nothing_but_a_digest_becomes_a_path(tmp_path: Path, text: str) -> None:
+    store = Store(tmp_path)
+    for use in (store.path, store.has, store.verify, store.chunk_digests):
+        with pytest.raises(ValueError, match="not a digest"):
+            use(Digest(text))
+    with pytest.raises(ValueError, match="not a digest"):
+        store.partial_chunks(Digest(text), 1)
+
+
+def test_disk_errors_name_the_file(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(StoreError, match="nothing: No such file"):
+        store.adopt(tmp_path / "nothing")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="file"):
+        Store(tmp_path / "file")
+
+
+def test_retain_deletes_the_rest(tmp_path: Path) -> None:
+    store = Store(tmp_path, ".safetensors")
+    kept, dropped = placed(store, b"kept"), placed(store, b"dropped")
+    stale = Digest("ab" * 32)
+    (tmp_path / f"{stale}.part").write_bytes(b"half")
+    wanted = Digest("cd" * 32)
+    (tmp_path / f"{wanted}.part").write_bytes(b"half")
+    (tmp_path / "README").write_bytes(b"not ours")
+    assert sorted(store.retain({kept, wanted})) == sorted([dropped, stale])
+    left = {entry.name for entry in tmp_path.iterdir()}
+    assert left == {f"{kept}.safetensors", f"{wanted}.part", "README"}
+
+
+def test_clear_scratch_deletes_what_a_crash_left(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    digest = placed(store, CONTENT)
+    store.scratch_path().write_bytes(b"half a model")
+    store.clear_scratch()
+    assert [entry.name for entry in tmp_path.iterdir()] == [digest]
+
+
+# -- files that arrive ----------------------------------------------------------------------------
+
+
+def test_a_file_that_arrives_whole_gets_its_name_only_at_the_end(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    incoming = begin(store)
+    for index, chunk in enumerate(CHUNKS):
+        assert (incoming.next_chunk, incoming.complete) == (index, False)
+        assert not store.has(DIGEST)
+        incoming.write(chunk)
+    assert incoming.complete
+    assert not store.has(DIGEST)
+    incoming.finish()
+    assert store.verify(DIGEST)
+    assert store.chunk_digests(DIGEST) == HASHES
+    assert [entry.name for entry in tmp_path.iterdir()] == [DIGEST]
+
+
+def test_an_interrupted_file_goes_on_where_it_ended(tmp_path: Path) -> None:
+    incoming = begin(Store(tmp_path))
+    incoming.write(CHUNKS[0])
+    incoming.write(CHUNKS[1])
+    incoming.close()
+    store = Store(tmp_path)
+    assert store.partial_chunks(DIGEST, len(CONTENT)) == 2
+    resumed = begin(store)
+    assert resumed.next_chunk == 2
+    resumed.write(CHUNKS[2])
+    assert store.partial_chunks(DIGEST, len(CONTENT)) == 3
+    resumed.finish()
+    assert store.verify(DIGEST)
+    assert store.partial_chunks(DIGEST, len(CONTENT)) == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(length=st.integers(0, len(CONTENT) + 10), damage=st.integers(0, len(CONTENT) - 1))
+def test_whatever_a_crash_leaves_is_checked_again(
+    tmp_path_factory: pytest.TempPathFactory, length: int, damage: int
+) -> None:
+    store = Store(tmp_path_factory.mktemp("store"))
+    part = bytearray((CONTENT + bytes(10))[:length])
+    if damage < length:
+        part[damage] ^= 0x80
+    (store.folder / f"{DIGEST}.part").write_bytes(part)
+    incoming = begin(store)
+    sound = min(length, damage, len(CONTENT))
+    assert incoming.next_chunk == sound // CHUNK_BYTES
+    for chunk in CHUNKS[incoming.next_chunk :]:
+        incoming.write(chunk)
+    incoming.finish()
+    assert store.path(DIGEST).read_bytes() == CONTENT
+
+
+def test_a_part_that_is_too_long_is_shortened(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / f"{DIGEST}.part").write_bytes(CONTENT + b"tail")
+    assert store.partial_chunks(DIGEST, len(CONTENT)) == len(CHUNKS)
+    incoming = begin(store)
+    assert incoming.complete
+    incoming.finish()
+    assert store.verify(DIGEST)
+
+
+def test_a_bad_chunk_is_refused_and_leaves_the_good_ones(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    incoming = begin(store)
+    incoming.write(CHUNKS[0])
+    for bad in (CHUNKS[0], CHUNKS[1][:-1], CHUNKS[1] + b"x", b""):
+        with pytest.raises(ChunkRefused) as caught:
+            incoming.write(bad)
+        assert caught.value.reason is Reason.CHECKSUM
+    assert incoming.next_chunk == 1
+    with pytest.raises(ValueError, match="chunk 1 is still missing"):
+        incoming.finish()
+    incoming.write(CHUNKS[1])
+    incoming.write(CHUNKS[2])
+    with pytest.raises(ChunkRefused) as caught:
+        incoming.write(CHUNKS[2])
+    assert caught.value.reason is Reason.TOO_LARGE
+    incoming.finish()
+    assert store.verify(DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("raw_bytes", "hashes"),
+    [
+        (len(CONTENT), HASHES[:2]),
+        (len(CONTENT), (*HASHES, HASHES[0])),
+        (len(CONTENT), (HASHES[1], HASHES[0], HASHES[2])),
+        (len(CONTENT) - 1, HASHES),
+    ],
+)
+def test_a_list_that_does_not_belong_to_the_digest_is_refused(
+    tmp_path: Path, raw_bytes: int, hashes: tuple[bytes, ...]
+) -> None:
+    with pytest.raises(ChunkRefused) as caught:
+        begin(Store(tmp_path), raw_bytes=raw_bytes, chunk_digests=hashes)
+    assert caught.value.reason is Reason.CHECKSUM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_header_is_refused_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(ChunkRefused) as caught:
+        begin(store, expected_header=HEADER[:-1] + b"!").write(CHUNKS[0])
+    assert caught.value.reason is Reason.SCHEMA_MISMATCH
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_header_longer_than_a_chunk_is_compared_to_its_end(tmp_path: Path) -> None:
+    long = CONTENT[: CHUNK_BYTES + 8]
+    incoming = begin(Store(tmp_path), expected_header=long[:-1] + bytes([long[-1] ^ 1]))
+    incoming.write(CHUNKS[0])
+    with pytest.raises(ChunkRefused) as caught:
+        incoming.write(CHUNKS[1])
+    assert caught.value.reason is Reason.SCHEMA_MISMATCH
+
+
+def test_another_header_in_a_leftover_part_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / f"{DIGEST}.part").write_bytes(CHUNKS[0])
+    for _ in range(2):
+        with pytest.raises(ChunkRefused):
+            begin(store, expected_header=b"x" * 8).write(CHUNKS[0])
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_one_content_arrives_once_at_a_time(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = begin(store)
+    with pytest.raises(AlreadyIncoming):
+        begin(store)
+    assert store.retain(set()) == [], "what is arriving is not swept away"
+    first.close()
+    second = begin(store)
+    first.close()
+    with pytest.raises(AlreadyIncoming):
+        begin(store)  # closing the first again has not released the second
+    second.close()
+
+
+def test_a_full_disk_is_noticed_before_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    actual = os.statvfs(tmp_path)
+    fields = list(actual)
+    fields[4] = 0  # blocks free to us
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    with pytest.raises(StoreError, match="no room"):
+        begin(store)
+    monkeypatch.undo()
+    begin(store).close()  # the claim was given back
+
+
+def test_a_write_that_fails_is_a_store_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incoming = begin(Store(tmp_path))
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StoreError, match="No space left"):
+        incoming.write(CHUNKS[0])
+    monkeypatch.setattr(os, "pwrite", lambda *_: 1)
+    with pytest.raises(StoreError, match="only 1 of"):
+        incoming.write(CHUNKS[0])
+    assert incoming.next_chunk == 0
+
+
+def test_a_symlink_in_the_parts_place_is_not_followed(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (store.folder / f"{DIGEST}.part").symlink_to(victim)
+    with pytest.raises(StoreError):
+        begin(store)
+    assert victim.read_bytes() == b"precious"
