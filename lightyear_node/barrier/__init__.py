@@ -1,0 +1,104 @@
+"""The round barrier: when to train, whom to fetch, when to close a round, what to merge.
+
+Everything that decides a round's fate is in this folder, and nothing here acts.  Time is an
+argument, the network is events in and commands out, and equal inputs give equal outputs:
+`tests/sim` runs whole federations of these objects.  The barrier must not know sockets, files,
+tensors or clocks.
+
+    OBSERVING ─▶ TRAINING ─▶ SEALING ─▶ COLLECTING ─▶ JUDGING ─▶ MERGING ─▶ TRAINING … FINISHED
+                                    P1                        P2         P3
+
+This is not consensus: every site merges its own choice, and no two need the same model.  It is
+loose lock-step, with rounds as Lamport time.  The laws:
+
+1. Durable, then visible.  An update is announced after P1, merged after P2, and its successor is
+   trained after P3.  A site that crashed announces the same update again and carries out the same
+   decision again.
+2. The round of an update, its tag, is chosen when training ends, so that no training is thrown
+   away: max(our round, the supported round, our last tag + 1).
+3. The supported round is the highest that faulty_max + 1 distinct peers have reached.  Of so many
+   one is honest, so liars cannot drag us beyond a round that an honest site has announced.
+4. A peer has delivered when we hold an update of it with tag >= our round: a fresher one is never
+   worse, and a peer that has moved on does not hold us back.
+5. A round closes with min_peers delivered and nobody left to wait for (ALL) or a grace period over
+   (GRACE), or because the supported round is beyond it (OVERTAKEN); never for time alone.
+6. One update of a peer is merged at most once.
+7. Every table has one slot per peer.  No memory is spent on a round number.
+
+`records` has the words, `view` what a site knows of the others, `machine` the life of a round.
+"""
+
+from lightyear_node.barrier.machine import DEGRADED, Barrier
+from lightyear_node.barrier.records import (
+    Alarm,
+    Announce,
+    Announced,
+    Answered,
+    Cause,
+    Command,
+    Commit,
+    Decide,
+    Decision,
+    Event,
+    Excluded,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Finish,
+    Greet,
+    Heard,
+    Judge,
+    Judged,
+    Memory,
+    Merge,
+    Merged,
+    Phase,
+    Seal,
+    Sealed,
+    Standing,
+    Terms,
+    Tick,
+    Train,
+    Trained,
+    admissible_min_peers,
+    default_faulty_max,
+    default_min_peers,
+)
+
+__all__ = [
+    "DEGRADED",
+    "Alarm",
+    "Announce",
+    "Announced",
+    "Answered",
+    "Barrier",
+    "Cause",
+    "Command",
+    "Commit",
+    "Decide",
+    "Decision",
+    "Event",
+    "Excluded",
+    "Fetch",
+    "FetchFailed",
+    "Fetched",
+    "Finish",
+    "Greet",
+    "Heard",
+    "Judge",
+    "Judged",
+    "Memory",
+    "Merge",
+    "Merged",
+    "Phase",
+    "Seal",
+    "Sealed",
+    "Standing",
+    "Terms",
+    "Tick",
+    "Train",
+    "Trained",
+    "admissible_min_peers",
+    "default_faulty_max",
+    "default_min_peers",
+]
