@@ -1,0 +1,120 @@
+"""Every limit of the network in one place, each with its reason.
+
+Owns numbers and the token bucket; must not know who uses them.  gRPC's own defaults are wide open
+(any number of streams, two minutes for a handshake), so that each is set here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightyear_node.records import CHUNK_BYTES
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+# -- what a message may weigh ---------------------------------------------------------------------
+SMALL_MESSAGE_BYTES_MAX = 64 * KIB
+"""All that a server ever receives: greetings, announcements, requests."""
+PIECE_BYTES_MAX = 2 * MIB
+"""One chunk that does not compress, or the chunk list of the largest model, with room to spare."""
+RAW_BYTES_MAX = 8 * GIB
+"""No model is larger; its chunk list has 256 KiB."""
+CHUNKS_MAX = RAW_BYTES_MAX // CHUNK_BYTES
+FEDERATION_CHARS_MAX = 128
+"""Names that people write; long enough for them, short enough for a log line."""
+BOOT_ID_CHARS_MAX = 64
+"""A UUID, in whichever spelling."""
+PHASE_CHARS_MAX = 32
+DETAIL_CHARS_MAX = 300
+"""What is quoted of a peer's explanation: one line."""
+
+# -- how long -------------------------------------------------------------------------------------
+CALL_S = 5.0
+"""Greeting and announcement: a heartbeat is lost rather than late."""
+CHUNK_READ_S = 30.0
+"""A fetch ends when no chunk has come for so long; never by its total duration, which is the
+model's size over the link's speed and nobody's fault."""
+CHUNK_WRITE_S = 30.0
+"""A reader that takes longer for 1 MiB (35 kB/s) is slower than any link worth serving."""
+STOP_S = 2.0
+"""Calls still running when the node stops get so long; a fetch that is cut resumes elsewhere."""
+
+# -- how many -------------------------------------------------------------------------------------
+FETCHES_PER_PEER_MAX = 2
+"""One, and one more while the server has not yet noticed that the first was cut."""
+FETCHES_MAX = 8
+"""Together they hold at most 8 x 3 chunks in memory."""
+CHUNKS_AHEAD = 2
+"""Compressed while one is being written: enough to keep the line busy."""
+CALLS_MAX = 4 * 64 + 16
+"""For the whole server: four calls of each of at most 64 peers, and some that are just ending."""
+ANNOUNCEMENTS_PER_S, ANNOUNCEMENTS_BURST = 2.0, 10
+"""A heartbeat takes 5 s, a state change adds a few; ten times that is a flood."""
+
+Options = tuple[tuple[str, int | str], ...]
+
+_BOTH: Options = (
+    # A partner that vanished without a word is noticed within 30 s.  `keepalive_timeout_ms` alone
+    # does nothing in this gRPC; `ping_timeout_ms` does.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Metadata is not used at all; the defaults are 8 and 16 KiB.
+    ("grpc.max_metadata_size", 4 * KIB),
+    ("grpc.absolute_max_metadata_size", 8 * KIB),
+    # Retrying is the barrier's decision, once.
+    ("grpc.enable_retries", 0),
+)
+
+SERVER_OPTIONS: Options = (
+    *_BOTH,
+    ("grpc.max_receive_message_length", SMALL_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", PIECE_BYTES_MAX),
+    # With port sharing on, a second daemon would silently take half of the calls.
+    ("grpc.so_reuseport", 0),
+    # Per connection: two fetches, an announcement and a greeting are four.
+    ("grpc.max_concurrent_streams", 16),
+    # Sockets that connect and say nothing; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Peers ping every 20 s; twice that often is still tolerated, faster is a flood.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 3),
+    # A new handshake every hour meets renewed certificates and withdrawn pins.
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_connection_age_grace_ms", 600_000),
+)
+
+CHANNEL_OPTIONS: Options = (
+    *_BOTH,
+    ("grpc.max_receive_message_length", PIECE_BYTES_MAX),
+    ("grpc.max_send_message_length", SMALL_MESSAGE_BYTES_MAX),
+    # Peers are reached directly or not at all; through a proxy even loopback would fail.
+    ("grpc.enable_http_proxy", 0),
+    # A peer that comes back is found at the next heartbeat; the default waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Closing a channel closes its connection, also when another channel has the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Lets `burst` through at once and `per_s` in the long run; the caller brings the time."""
+
+    per_s: float
+    burst: float
+    _tokens: float = 0.0
+    _filled_at: float = float("-inf")
+
+    def take(self, now: float) -> bool:
+        self._tokens = min(self.burst, self._tokens + self.per_s * (now - self._filled_at))
+        self._filled_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True

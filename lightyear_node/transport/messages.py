@@ -1,0 +1,193 @@
+"""Protobuf messages to records and back; the border that every peer's word crosses.
+
+Owns the shape and size of each field on the wire.  Must not know what a field means: whether a
+manifest is signed, or a round is sensible, is for `admission` and the barrier.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lightyear_node.records import (
+    ROUND_MAX,
+    Announcement,
+    Digest,
+    Generation,
+    Hello,
+    Manifest,
+    PeerName,
+    Round,
+    SignedManifest,
+    Update,
+)
+from lightyear_node.store import chunk_count
+from lightyear_node.transport import limits
+from lightyear_node.v1 import exchange_pb2 as pb
+
+Message = Any
+"""A generated message; mypy does not look into generated code."""
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_WORD = re.compile(r"[A-Za-z0-9_.-]*")
+_VERSION_MAX = 2**31 - 1
+_DIGEST_BYTES = 32
+_SIGNATURE_BYTES = 64
+
+
+class Malformed(ValueError):
+    """A message that no honest site sends."""
+
+
+def hello_to(hello: Hello) -> Message:
+    return pb.Greeting(
+        version_min=hello.version_min,
+        version_max=hello.version_max,
+        federation=hello.federation,
+        agreement=bytes.fromhex(hello.agreement),
+        schema=bytes.fromhex(hello.schema),
+        initial_model=bytes.fromhex(hello.initial_model),
+        round=hello.round,
+        boot_id=hello.boot_id,
+        wall_time_ns=hello.wall_time_ns,
+        lamport=hello.lamport,
+    )
+
+
+def hello_from(message: Message) -> Hello:
+    return Hello(
+        version_min=_number(message.version_min, "version_min", _VERSION_MAX),
+        version_max=_number(message.version_max, "version_max", _VERSION_MAX),
+        federation=_line(message.federation, "federation", limits.FEDERATION_CHARS_MAX),
+        agreement=_digest(message.agreement, "agreement"),
+        schema=_digest(message.schema, "schema"),
+        initial_model=_digest(message.initial_model, "initial_model"),
+        round=Round(_number(message.round, "round")),
+        boot_id=_word(message.boot_id, "boot_id", limits.BOOT_ID_CHARS_MAX),
+        wall_time_ns=int(message.wall_time_ns),
+        lamport=_number(message.lamport, "lamport"),
+    )
+
+
+def announcement_to(announcement: Announcement) -> Message:
+    message = pb.Announcement(
+        lamport=announcement.lamport, round=announcement.round, phase=announcement.phase
+    )
+    if announcement.latest is not None:
+        message.latest.CopyFrom(_signed_to(announcement.latest))
+    return message
+
+
+def announcement_from(message: Message) -> Announcement:
+    return Announcement(
+        lamport=_number(message.lamport, "lamport"),
+        round=Round(_number(message.round, "round")),
+        phase=_word(message.phase, "phase", limits.PHASE_CHARS_MAX),
+        latest=_signed_from(message.latest) if message.HasField("latest") else None,
+    )
+
+
+def fetch_to(digest: Digest, first_chunk: int) -> Message:
+    return pb.FetchRequest(digest=bytes.fromhex(digest), first_chunk=first_chunk)
+
+
+def fetch_from(message: Message) -> tuple[Digest, int]:
+    first_chunk = _number(message.first_chunk, "first_chunk", limits.CHUNKS_MAX)
+    return _digest(message.digest, "digest"), first_chunk
+
+
+def list_to(raw_bytes: int, chunk_digests: tuple[bytes, ...]) -> Message:
+    return pb.Piece(list=pb.ChunkList(raw_bytes=raw_bytes, sha256=b"".join(chunk_digests)))
+
+
+def list_from(piece: Message) -> tuple[int, tuple[bytes, ...]]:
+    """The first piece of a fetch."""
+    if piece.WhichOneof("piece") != "list":
+        raise Malformed("the first piece is not the chunk list")
+    raw_bytes = _number(piece.list.raw_bytes, "raw_bytes", limits.RAW_BYTES_MAX)
+    joined = bytes(piece.list.sha256)
+    if len(joined) != chunk_count(raw_bytes) * _DIGEST_BYTES:
+        raise Malformed(f"a chunk list of {len(joined)} bytes for {raw_bytes} bytes of weights")
+    steps = range(0, len(joined), _DIGEST_BYTES)
+    return raw_bytes, tuple(joined[i : i + _DIGEST_BYTES] for i in steps)
+
+
+def chunk_to(index: int, frame: bytes) -> Message:
+    return pb.Piece(chunk=pb.Chunk(index=index, frame=frame))
+
+
+def chunk_from(piece: Message, expected_index: int) -> bytes:
+    """The frame of every further piece, which come in order."""
+    if piece.WhichOneof("piece") != "chunk":
+        raise Malformed("a piece that is not a chunk")
+    if piece.chunk.index != expected_index:
+        raise Malformed(f"chunk {piece.chunk.index} where {expected_index} was due")
+    return bytes(piece.chunk.frame)
+
+
+def _signed_to(signed: SignedManifest) -> Message:
+    manifest = signed.manifest
+    return pb.SignedManifest(
+        manifest=pb.Manifest(
+            federation=manifest.federation,
+            peer=manifest.update.peer,
+            generation=manifest.update.generation,
+            round=manifest.update.round,
+            lamport=manifest.lamport,
+            digest=bytes.fromhex(manifest.update.digest),
+            schema=bytes.fromhex(manifest.schema),
+            raw_bytes=manifest.raw_bytes,
+            samples=manifest.samples,
+        ),
+        signature=signed.signature,
+    )
+
+
+def _signed_from(message: Message) -> SignedManifest:
+    signature = bytes(message.signature)
+    if len(signature) != _SIGNATURE_BYTES:
+        raise Malformed(f"a signature of {len(signature)} bytes")
+    manifest = message.manifest
+    if not _NAME.fullmatch(manifest.peer):
+        raise Malformed("a manifest whose peer has no valid name")
+    update = Update(
+        peer=PeerName(manifest.peer),
+        generation=Generation(_number(manifest.generation, "generation")),
+        round=Round(_number(manifest.round, "round")),
+        digest=_digest(manifest.digest, "digest"),
+    )
+    return SignedManifest(
+        Manifest(
+            federation=_line(manifest.federation, "federation", limits.FEDERATION_CHARS_MAX),
+            update=update,
+            lamport=_number(manifest.lamport, "lamport"),
+            schema=_digest(manifest.schema, "schema"),
+            raw_bytes=_number(manifest.raw_bytes, "raw_bytes"),
+            samples=_number(manifest.samples, "samples"),
+        ),
+        signature,
+    )
+
+
+def _number(value: int, field: str, largest: int = ROUND_MAX) -> int:
+    if value > largest:
+        raise Malformed(f"{field} is {value}, at most {largest}")
+    return int(value)
+
+
+def _digest(value: bytes, field: str) -> Digest:
+    if len(value) != _DIGEST_BYTES:
+        raise Malformed(f"{field} has {len(value)} bytes, not {_DIGEST_BYTES}")
+    return Digest(value.hex())
+
+
+def _line(value: str, field: str, chars_max: int) -> str:
+    if len(value) > chars_max or not value.isprintable():
+        raise Malformed(f"{field} is not one printable line of at most {chars_max} characters")
+    return str(value)
+
+
+def _word(value: str, field: str, chars_max: int) -> str:
+    if len(value) > chars_max or not _WORD.fullmatch(value):
+        raise Malformed(f"{field} is not one word of at most {chars_max} characters")
+    return str(value)

@@ -1,0 +1,194 @@
+"""Sites for the transport's tests: real TLS over loopback, all in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from lightyear_node.identity import BACKDATED, LIFETIME, Identity, make_identity
+from lightyear_node.records import (
+    CHUNK_BYTES,
+    Announcement,
+    Digest,
+    Generation,
+    Hello,
+    Manifest,
+    PeerName,
+    Round,
+    Transfer,
+    Update,
+)
+from lightyear_node.store import tree_digest
+from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.server import ExchangeServer, Offer, Pins
+from lightyear_node.v1 import exchange_pb2_grpc
+
+NOW = datetime.now(UTC)
+A, B, C = (make_identity(name, NOW) for name in ("site-a", "site-b", "site-c"))
+A_RENEWED, B_RENEWED = make_identity("site-a", NOW), make_identity("site-b", NOW)
+B_EXPIRED = make_identity("site-b", NOW - LIFETIME - BACKDATED)
+STRANGER = make_identity("site-b", NOW)
+
+HEADER = b"\x10\0\0\0\0\0\0\0" + b'{"w":"float32"} '
+CONTENT = HEADER + os.urandom(5 * CHUNK_BYTES + 1234)
+CHUNKS = [CONTENT[i : i + CHUNK_BYTES] for i in range(0, len(CONTENT), CHUNK_BYTES)]
+HASHES = tuple(hashlib.sha256(chunk).digest() for chunk in CHUNKS)
+DIGEST = tree_digest(len(CONTENT), HASHES)
+
+MANIFEST = Manifest(
+    federation="chest-xray",
+    update=Update(PeerName("site-a"), Generation(0), Round(7), DIGEST),
+    lamport=99,
+    schema=Digest("cd" * 32),
+    raw_bytes=len(CONTENT),
+    samples=500,
+)
+HELLO = Hello(
+    version_min=1,
+    version_max=3,
+    federation="chest-xray",
+    agreement=Digest("01" * 32),
+    schema=Digest("cd" * 32),
+    initial_model=Digest("02" * 32),
+    round=Round(7),
+    boot_id="3f2b-11",
+    wall_time_ns=1_700_000_000_000_000_000,
+    lamport=12,
+)
+QUIET = Announcement(lamport=3, round=Round(1), phase="train", latest=None)
+
+
+class FakeHost:
+    """Answers with what it was given, and remembers what it was told."""
+
+    def __init__(self, offers: dict[Digest, Offer] | None = None) -> None:
+        self.offers = offers or {}
+        self.heard: list[tuple[PeerName, Any]] = []
+        self.transfers: list[tuple[PeerName, Transfer]] = []
+        self.denials: list[tuple[str, PeerName | None]] = []
+        self.changed = asyncio.Event()
+        self.gates: dict[str, asyncio.Event] = {}
+        self.answer: Callable[[PeerName, Any], Any] = lambda peer, said: said
+
+    async def hello(self, peer: PeerName, hello: Hello) -> Hello:
+        self.heard.append((peer, hello))
+        reply: Hello = self.answer(peer, hello)
+        return reply
+
+    async def announce(self, peer: PeerName, announcement: Announcement) -> Announcement:
+        self.heard.append((peer, announcement))
+        reply: Announcement = self.answer(peer, announcement)
+        return reply
+
+    async def offer(self, peer: PeerName, digest: Digest) -> Offer | None:
+        self.heard.append((peer, digest))
+        self.changed.set()
+        if "offer" in self.gates:
+            await self.gates["offer"].wait()
+        return self.offers.get(digest)
+
+    def served(self, peer: PeerName, transfer: Transfer) -> None:
+        self.transfers.append((peer, transfer))
+        self.changed.set()
+
+    def denied(self, reason: str, peer: PeerName | None) -> None:
+        self.denials.append((reason, peer))
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool], timeout: float = 20) -> None:
+        """Wait for something that the host is told."""
+        async with asyncio.timeout(timeout):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def offering(path: Path, content: bytes = CONTENT) -> dict[Digest, Offer]:
+    path.write_bytes(content)
+    chunks = [content[i : i + CHUNK_BYTES] for i in range(0, len(content), CHUNK_BYTES)]
+    hashes = tuple(hashlib.sha256(chunk).digest() for chunk in chunks)
+    return {tree_digest(len(content), hashes): Offer(path, len(content), hashes)}
+
+
+def pins(*identities: Identity) -> Pins:
+    pinned: dict[PeerName, list[Any]] = {}
+    for identity in identities:
+        pinned.setdefault(identity.name, []).append(identity.certificate)
+    return pinned
+
+
+@asynccontextmanager
+async def serving(
+    host: FakeHost, identity: Identity = A, peers: Iterable[Identity] = (B, C)
+) -> AsyncIterator[tuple[ExchangeServer, str]]:
+    server = ExchangeServer(identity, pins(*peers), host)
+    port = await server.start("127.0.0.1:0")
+    try:
+        yield server, f"127.0.0.1:{port}"
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def calling(
+    address: str, identity: Identity = B, pinned: Iterable[Identity] = (A,)
+) -> AsyncIterator[PeerClient]:
+    """A client of the site at `address`, whom it knows by the certificates of `pinned`."""
+    first, *rest = pinned
+    certificates = [one.certificate for one in (first, *rest)]
+    client = PeerClient(first.name, address, certificates, identity)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def raw_stub(address: str, identity: Identity | None = B) -> AsyncIterator[Any]:
+    """A client without our client's manners."""
+    key = identity.tls_key_pem if identity else None
+    chain = identity.certificate.pem if identity else None
+    credentials = grpc.ssl_channel_credentials(A.certificate.pem, key, chain)
+    options = (("grpc.ssl_target_name_override", "site-a"), ("grpc.enable_http_proxy", 0))
+    async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+        yield exchange_pb2_grpc.ExchangeStub(channel)
+
+
+class Hostile:
+    """A member of the federation, with a valid certificate, who sends what it likes."""
+
+    def __init__(self, fetch: Callable[[Any, Any], Awaitable[None]]) -> None:
+        self._fetch = fetch
+
+    async def Hello(self, request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "\x1b[31mno\nsuch: reason")
+
+    async def Announce(self, request: Any, context: Any) -> Any:
+        return request
+
+    async def Fetch(self, request: Any, context: Any) -> None:
+        await self._fetch(request, context)
+
+
+@asynccontextmanager
+async def hostile(fetch: Callable[[Any, Any], Awaitable[None]]) -> AsyncIterator[str]:
+    server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+    exchange_pb2_grpc.add_ExchangeServicer_to_server(Hostile(fetch), server)
+    credentials = grpc.ssl_server_credentials(
+        [(A.tls_key_pem, A.certificate.pem)], B.certificate.pem, require_client_auth=True
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

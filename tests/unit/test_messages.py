@@ -1,0 +1,147 @@
+"""The border between protobuf and records: everything of ours crosses, nothing malformed does."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightyear_node.records import (
+    ROUND_MAX,
+    Announcement,
+    Hello,
+    Manifest,
+    SignedManifest,
+    Update,
+)
+from lightyear_node.transport import limits, messages
+from lightyear_node.transport.messages import Malformed
+from lightyear_node.v1 import exchange_pb2 as pb
+
+from .sites import HASHES, HELLO, MANIFEST, QUIET
+
+NUMBER = st.integers(0, ROUND_MAX)
+DIGEST = st.binary(min_size=32, max_size=32).map(bytes.hex)
+LINE = st.text(max_size=limits.FEDERATION_CHARS_MAX).filter(str.isprintable)
+NAME = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
+MANIFESTS = st.builds(
+    Manifest,
+    federation=LINE,
+    update=st.builds(Update, peer=NAME, generation=NUMBER, round=NUMBER, digest=DIGEST),
+    lamport=NUMBER,
+    schema=DIGEST,
+    raw_bytes=NUMBER,
+    samples=NUMBER,
+)
+ANNOUNCEMENTS = st.builds(
+    Announcement,
+    lamport=NUMBER,
+    round=NUMBER,
+    phase=st.sampled_from(["observe", "train", "collect", "judge"]),
+    latest=st.none() | st.builds(SignedManifest, MANIFESTS, st.binary(min_size=64, max_size=64)),
+)
+HELLOS = st.builds(
+    Hello,
+    version_min=st.integers(0, 2**31 - 1),
+    version_max=st.integers(0, 2**31 - 1),
+    federation=LINE,
+    agreement=DIGEST,
+    schema=DIGEST,
+    initial_model=DIGEST,
+    round=NUMBER,
+    boot_id=st.uuids().map(str),
+    wall_time_ns=st.integers(-(2**63), 2**63 - 1),
+    lamport=NUMBER,
+)
+
+
+@given(HELLOS)
+def test_greetings_cross_unchanged(hello: Hello) -> None:
+    wire = messages.hello_to(hello).SerializeToString()
+    assert messages.hello_from(pb.Greeting.FromString(wire)) == hello
+
+
+@given(ANNOUNCEMENTS)
+def test_announcements_cross_unchanged(announcement: Announcement) -> None:
+    wire = messages.announcement_to(announcement).SerializeToString()
+    assert len(wire) <= limits.SMALL_MESSAGE_BYTES_MAX
+    assert messages.announcement_from(pb.Announcement.FromString(wire)) == announcement
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_a_sound_record_or_malformed(wire: bytes) -> None:
+    try:
+        messages.announcement_from(pb.Announcement.FromString(wire))
+    except (DecodeError, Malformed):
+        return
+
+
+def _greeting(**changed: Any) -> Any:
+    message = messages.hello_to(HELLO)
+    for field, value in changed.items():
+        setattr(message, field, value)
+    return message
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"version_max": 2**31},
+        {"federation": "x" * 129},
+        {"federation": "two\nlines"},
+        {"agreement": b""},
+        {"schema": bytes(33)},
+        {"initial_model": bytes(31)},
+        {"round": ROUND_MAX + 1},
+        {"lamport": 2**64 - 1},
+        {"boot_id": "x" * 65},
+        {"boot_id": "<script>"},
+    ],
+)
+def test_malformed_greetings_are_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(Malformed, match=next(iter(changed))):
+        messages.hello_from(_greeting(**changed))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"peer": ""},
+        {"peer": "../site-a"},
+        {"peer": "Site-A"},
+        {"federation": "\x1b[31m"},
+        {"generation": ROUND_MAX + 1},
+        {"round": ROUND_MAX + 1},
+        {"lamport": ROUND_MAX + 1},
+        {"digest": b"short"},
+        {"schema": b""},
+        {"raw_bytes": ROUND_MAX + 1},
+        {"samples": 2**64 - 1},
+    ],
+)
+def test_malformed_manifests_are_refused(changed: dict[str, Any]) -> None:
+    latest = SignedManifest(MANIFEST, bytes(64))
+    message = messages.announcement_to(dataclasses.replace(QUIET, latest=latest))
+    messages.announcement_from(message)
+    for field, value in changed.items():
+        setattr(message.latest.manifest, field, value)
+    with pytest.raises(Malformed, match=next(iter(changed))):
+        messages.announcement_from(message)
+
+
+def test_a_request_beyond_any_model_is_refused() -> None:
+    digest = MANIFEST.update.digest
+    assert messages.fetch_from(messages.fetch_to(digest, 7)) == (digest, 7)
+    with pytest.raises(Malformed, match="first_chunk"):
+        messages.fetch_from(pb.FetchRequest(digest=bytes(32), first_chunk=limits.CHUNKS_MAX + 1))
+
+
+def test_the_largest_chunk_list_fits_into_a_message() -> None:
+    piece = messages.list_to(limits.RAW_BYTES_MAX, HASHES[:1] * limits.CHUNKS_MAX)
+    assert piece.ByteSize() <= limits.PIECE_BYTES_MAX
+    raw_bytes, hashes = messages.list_from(piece)
+    assert (raw_bytes, len(hashes)) == (limits.RAW_BYTES_MAX, limits.CHUNKS_MAX)
