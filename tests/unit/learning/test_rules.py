@@ -1,0 +1,282 @@
+"""Selection and aggregation, against the sentences of the paper."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightyear_node.errors import ConfigError
+from lightyear_node.learning import (
+    Candidate,
+    Layout,
+    Probe,
+    Rule,
+    Share,
+    Weights,
+    corrupt,
+    make_rule,
+    shares_of,
+    write,
+)
+from lightyear_node.learning.rules import FedAvg, Lightyear
+from lightyear_node.records import Digest, PeerName, Reason, Round
+
+Tensors = dict[str, Tensor]
+
+
+def model(seed: int, dtype: torch.dtype = torch.float32) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a.weight": torch.randn(3, 4, generator=generator).to(dtype),
+        "a.bias": torch.randn(3, generator=generator).to(dtype),
+        "norm.running_mean": torch.randn(3, generator=generator).to(dtype),
+        "norm.running_var": torch.rand(3, generator=generator).to(dtype),
+    }
+
+
+def evenly(*peers: Tensors, own: bool = True) -> list[Share]:
+    weight = 1 / (len(peers) + own)
+    return [Share(PeerName(f"p{index}"), peer, weight) for index, peer in enumerate(peers)]
+
+
+def merged(rule: Rule, own: Tensors, shares: list[Share], t: int = 0) -> Tensors:
+    return dict(rule.merge(own, shares, Round(t)))
+
+
+def mean(*models: Tensors) -> Tensors:
+    return {name: torch.stack([m[name] for m in models]).mean(0) for name in models[0]}
+
+
+def close(left: Tensors, right: Tensors) -> bool:
+    return left.keys() == right.keys() and all(
+        torch.allclose(left[name], right[name], atol=1e-6) for name in left
+    )
+
+
+def identical(left: Tensors, right: Tensors) -> bool:
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name], right[name]) for name in left
+    )
+
+
+PAPER = Lightyear(guard=False)
+
+
+def test_the_first_round_is_the_plain_mean() -> None:
+    """θ_i ← θ_i + γ^t·(mean − θ_i), t counted from 0; 'aggregates these models with its own'"""
+    own, first, second = model(0), model(1), model(2)
+    assert close(merged(PAPER, own, evenly(first, second)), mean(own, first, second))
+
+
+@pytest.mark.parametrize("t", [1, 5, 40])
+def test_later_rounds_are_pulled_less(t: int) -> None:
+    """'can be interpreted as a decay of change'"""
+    own, peer = model(0), model(1)
+    target = mean(own, peer)
+    expected = {name: own[name] + 0.95**t * (target[name] - own[name]) for name in own}
+    assert close(merged(PAPER, own, evenly(peer), t), expected)
+
+
+def test_gamma_one_reduces_to_fedavg_over_the_selected_set() -> None:
+    """'setting the regulation parameter to 1 reduces the method to the standard FedAvg over the
+    updates from the selected aggregation set'"""
+    own, shares = model(0), evenly(model(1), model(2), model(3))
+    rule = Lightyear(gamma=1.0, guard=False)
+    for t in (0, 1, 17):
+        assert identical(merged(rule, own, shares, t), merged(FedAvg(), own, shares, t))
+
+
+def test_without_self_the_mean_is_over_the_neighbours() -> None:
+    """Eq. 18 read literally: (1/|S_i|) Σ_{j ∈ S_i} (θ_j − θ_i)"""
+    own, first, second = model(0), model(1), model(2)
+    rule = Lightyear(guard=False, include_self=False)
+    assert close(merged(rule, own, evenly(first, second, own=False)), mean(first, second))
+
+
+@pytest.mark.parametrize("rule", [PAPER, Lightyear(), FedAvg()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_an_empty_set_leaves_the_model_bit_for_bit(rule: Rule, dtype: torch.dtype) -> None:
+    own = model(0, dtype)
+    own["a.bias"][0], own["a.bias"][1] = math.nan, -0.0
+    after = merged(rule, own, [], 3)
+    for name, tensor in own.items():
+        assert after[name].dtype == dtype
+        assert torch.equal(after[name].view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_the_order_of_peers_does_not_matter() -> None:
+    own, shares = model(0), evenly(*(model(seed) for seed in range(1, 5)))
+    results = [merged(PAPER, own, list(order), 2) for order in itertools.permutations(shares)]
+    assert all(identical(results[0], result) for result in results)
+
+
+@given(st.integers(0, 999), st.integers(1, 9), st.integers(0, 60))
+@settings(max_examples=40, deadline=None)
+def test_a_merge_stays_between_its_models(seed: int, peers: int, t: int) -> None:
+    models = [model(seed + index) for index in range(peers + 1)]
+    after = merged(PAPER, models[0], evenly(*models[1:]), t)
+    for name, tensor in after.items():
+        stack = torch.stack([m[name] for m in models])
+        assert (tensor >= stack.min(0).values - 1e-5).all()
+        assert (tensor <= stack.max(0).values + 1e-5).all()
+
+
+def test_half_precision_is_summed_in_single() -> None:
+    own = {"w": torch.full((1,), 1.0, dtype=torch.float16)}
+    peers = [{"w": torch.full((1,), 1 + 2**-10, dtype=torch.float16)} for _ in range(1023)]
+    (_, after), *_ = PAPER.merge(own, evenly(*peers), Round(0))
+    assert float(after) == 1 + 2**-10  # in half precision each of the 1023 steps would be lost
+    assert after.dtype == torch.float16
+
+
+def test_with_the_guard_running_statistics_stay_at_home() -> None:
+    own, peer = model(0), model(1)
+    guarded, plain = merged(Lightyear(), own, evenly(peer)), merged(PAPER, own, evenly(peer))
+    average = mean(own, peer)
+    for name in own:
+        home = "running" in name
+        assert torch.equal(guarded[name], own[name]) is home
+        assert torch.allclose(plain[name], average[name])
+
+
+def test_a_merge_streams_from_files_into_a_file(tmp_path: Path) -> None:
+    own, peer = model(0), model(1)
+    layout = Layout.of(own)
+    write(tmp_path / "own", layout, own)
+    write(tmp_path / "peer", layout, peer)
+    with Weights(tmp_path / "own", layout) as mine, Weights(tmp_path / "peer", layout) as theirs:
+        shares = [Share(PeerName("p"), theirs, 0.5)]
+        write(tmp_path / "new", layout, PAPER.merge(mine, shares, Round(0)))
+        write(tmp_path / "same", layout, PAPER.merge(mine, [], Round(0)))
+    assert close(dict(Weights(tmp_path / "new", layout)), mean(own, peer))
+    assert (tmp_path / "same").read_bytes() == (tmp_path / "own").read_bytes()
+
+
+def test_shares_of_more_than_a_whole_are_refused() -> None:
+    with pytest.raises(ValueError, match="add up"):
+        merged(PAPER, model(0), evenly(model(1), own=False) * 2)
+
+
+# Judging.
+
+
+def judged(rule: Rule, federation: Any, peers: list[Candidate], samples: int = 0) -> Any:
+    site = federation.sites[0]
+    own = Candidate(PeerName("us"), site.weights, samples)
+    return rule.judge(own, peers, Probe(site.model, site.batches), Round(0))
+
+
+def honest(federation: Any, samples: int = 0) -> list[Candidate]:
+    return [
+        Candidate(PeerName(f"site-{index}"), site.weights, samples, Digest(f"d{index}"))
+        for index, site in enumerate(federation.sites[1:])
+    ]
+
+
+def test_selection_is_by_tau(digits: Any) -> None:
+    """S_i = { θ_j ∈ N(i) | A(θ_i, θ_j; V_i) ≥ τ }"""
+    flipped = Candidate(PeerName("flipped"), corrupt("sfa", digits.sites[1].weights, seed=0))
+    peers = [*honest(digits), flipped]
+    scores = [v.score for v in judged(PAPER, digits, peers)]
+    assert all(0 < score < 1 for score in scores)
+    for tau in (0.0, *scores, 1.0):
+        verdicts = judged(Lightyear(tau=tau, guard=False), digits, peers)
+        assert [v.score for v in verdicts] == scores
+        assert [v.accepted for v in verdicts] == [score >= tau for score in scores]
+        for verdict in verdicts:
+            below = Reason.AGREEMENT_BELOW_TAU
+            assert verdict.reason is (Reason.OK if verdict.accepted else below)
+            assert verdict.checks == {"agreement": verdict.score, "tau": tau}
+
+
+def test_verdicts_carry_shares_digests_and_order(digits: Any) -> None:
+    broken = Candidate(PeerName("broken"), corrupt("nan", digits.sites[1].weights, seed=0))
+    peers = [broken, *reversed(honest(digits))]
+    for include_self, share in ((True, 1 / 4), (False, 1 / 3)):
+        verdicts = judged(Lightyear(include_self=include_self), digits, peers)
+        assert [v.peer for v in verdicts] == [peer.peer for peer in peers]
+        assert [v.weight for v in verdicts] == [0.0, *[pytest.approx(share)] * 3]
+        assert [v.digest for v in verdicts] == [peer.digest for peer in peers]
+        assert [s.peer for s in shares_of(verdicts, peers)] == [peer.peer for peer in peers[1:]]
+
+
+def test_nobody_accepted_nothing_changes(digits: Any) -> None:
+    peers = honest(digits)
+    rule = Lightyear(tau=1.0)
+    verdicts = judged(rule, digits, peers)
+    assert not any(v.accepted or v.weight for v in verdicts)
+    own = digits.sites[0].weights
+    assert identical(merged(rule, own, shares_of(verdicts, peers)), own)
+
+
+def test_own_model_agrees_wholly(digits: Any) -> None:
+    """'A(θ_i, θ_i) = 1 ≥ τ': the own model would select itself."""
+    twin = Candidate(PeerName("twin"), digits.sites[0].weights)
+    (verdict,) = judged(Lightyear(tau=1.0 - 1e-12), digits, [twin])
+    assert verdict.accepted
+    assert verdict.checks["distance"] == 0
+    assert verdict.checks["regret"] == 0
+
+
+def test_another_schema_is_refused_by_every_rule(digits: Any) -> None:
+    weights = digits.sites[1].weights
+    strangers = [
+        {name: tensor for name, tensor in weights.items() if name != "7.bias"},
+        {**weights, "8.bias": torch.zeros(1)},
+        {**weights, "7.bias": torch.zeros(11)},
+        {**weights, "7.bias": weights["7.bias"].double()},
+    ]
+    peers = [Candidate(PeerName(f"s{index}"), t) for index, t in enumerate(strangers)]
+    for rule in (Lightyear(), PAPER, FedAvg()):
+        verdicts = judged(rule, digits, [*peers, *honest(digits)])
+        assert [v.reason for v in verdicts[:4]] == [Reason.SCHEMA_MISMATCH] * 4
+        assert [v.weight for v in verdicts] == [0.0] * 4 + [1 / 4] * 3
+
+
+def test_fedavg_weighs_by_samples_where_all_are_known(digits: Any) -> None:
+    peers = honest(digits, samples=30)
+    assert [v.weight for v in judged(FedAvg(), digits, peers, samples=10)] == [0.3, 0.3, 0.3]
+    assert [v.weight for v in judged(FedAvg(), digits, peers)] == [0.25] * 3
+
+
+def test_fedavg_has_no_protection(digits: Any) -> None:
+    broken = Candidate(PeerName("broken"), corrupt("nan", digits.sites[1].weights, seed=0))
+    verdicts = judged(FedAvg(), digits, [broken])
+    assert verdicts[0].accepted
+    after = merged(FedAvg(), digits.sites[0].weights, shares_of(verdicts, [broken]))
+    assert all(tensor.isnan().all() for tensor in after.values())
+
+
+def test_rules_are_made_by_name() -> None:
+    assert make_rule("lightyear", {}) == Lightyear(tau=0.6, gamma=0.95, guard=True)
+    options = {"tau": 1, "gamma": 0.5, "guard": False, "include_self": False}
+    assert make_rule("lightyear", options) == Lightyear(1, 0.5, False, False)
+    assert make_rule("fedavg") == FedAvg()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("lightyeer", {}, "lightyear"),
+        ("nonsense-rule", {}, "fedavg"),
+        ("lightyear", {"taau": 0.5}, "tau"),
+        ("fedavg", {"tau": 0.5}, "tau"),
+        ("lightyear", {"tau": 1.5}, "between 0 and 1"),
+        ("lightyear", {"gamma": 0}, "above 0"),
+        ("lightyear", {"guard": 1}, "not a bool"),
+        ("lightyear", {"tau": True}, "not a float"),
+        ("lightyear", {"tau": "0.6"}, "not a float"),
+    ],
+)
+def test_a_wrong_rule_is_refused_with_a_hint(name: str, options: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_rule(name, options)
+    assert words in f"{caught.value} {caught.value.hint}"

@@ -1,0 +1,207 @@
+"""The weights file: canonical bytes, readable by safetensors, mapped rather than loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lightyear_node.learning import (
+    Layout,
+    SchemaMismatch,
+    Weights,
+    exchanged,
+    header_bytes,
+    load_into,
+    write,
+)
+from lightyear_node.learning.rules import Share, mixed
+from lightyear_node.records import PeerName
+
+
+def sample() -> dict[str, Tensor]:
+    return {
+        "b.half": torch.randn(3).half(),
+        "a.single": torch.randn(2, 3),
+        "scalar": torch.tensor(1.5),
+        "empty": torch.empty(0, 4),
+        "brain": torch.randn(5).bfloat16(),
+        "z.double": torch.randn(3).double(),
+    }
+
+
+def saved(path: Path, tensors: dict[str, Tensor]) -> Layout:
+    layout = Layout.of(tensors)
+    write(path, layout, tensors)
+    return layout
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
+
+
+def test_safetensors_reads_what_we_write(tmp_path: Path) -> None:
+    tensors = sample()
+    saved(tmp_path / "w", tensors)
+    theirs = load_file(tmp_path / "w")
+    assert theirs.keys() == tensors.keys()
+    assert all(same(theirs[name], tensors[name]) for name in tensors)
+    with safe_open(tmp_path / "w", framework="pt") as file:
+        assert file.metadata() is None
+
+
+def test_header_is_canonical() -> None:
+    """No metadata, compact, sorted by (-itemsize, name), contiguous, padded to a multiple of 8."""
+    tensors = sample()
+    header = header_bytes(tensors)
+    (length,) = struct.unpack("<Q", header[:8])
+    assert len(header) == 8 + length
+    assert len(header) % 8 == 0
+    parsed = json.loads(header[8:])
+    assert list(parsed) == ["z.double", "a.single", "empty", "scalar", "b.half", "brain"]
+    assert header[8:].rstrip(b" ") == json.dumps(parsed, separators=(",", ":")).encode()
+    offsets = [entry["data_offsets"] for entry in parsed.values()]
+    assert offsets == [[0, 24], [24, 48], [48, 48], [48, 52], [52, 58], [58, 68]]
+    assert header == header_bytes(dict(reversed(tensors.items())))
+    assert Layout.of(tensors).schema == hashlib.sha256(header).hexdigest()
+
+
+def test_header_is_frozen() -> None:
+    """Sites of different versions must agree on these bytes."""
+    text = b'{"head.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'
+    expected = struct.pack("<Q", 72) + text.ljust(72)
+    assert header_bytes({"head.weight": torch.zeros(2, 3)}) == expected
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=6),
+        st.tuples(
+            st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+            st.lists(st.integers(0, 4), max_size=3),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_any_tensors_come_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    spec: dict[str, tuple[torch.dtype, list[int]]],
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "w"
+    tensors = {name: torch.randn(shape).to(dtype) for name, (dtype, shape) in spec.items()}
+    layout = saved(path, tensors)
+    assert path.stat().st_size == layout.file_bytes
+    for entry in layout.entries.values():
+        assert entry.begin % torch.empty((), dtype=entry.dtype).element_size() == 0
+    with Weights(path, layout) as weights:
+        assert list(weights) == list(layout.entries)
+        assert all(same(weights[name], tensors[name]) for name in tensors)
+
+
+def test_views_outlive_the_mapping_and_never_change_the_file(tmp_path: Path) -> None:
+    tensors = sample()
+    layout = saved(tmp_path / "w", tensors)
+    before = (tmp_path / "w").read_bytes()
+    with Weights(tmp_path / "w", layout) as weights:
+        view = weights["a.single"]
+        view += 1
+    assert torch.equal(view, tensors["a.single"] + 1)
+    assert (tmp_path / "w").read_bytes() == before
+    with pytest.raises(ValueError, match="closed"):
+        weights["a.single"]
+
+
+def test_another_header_or_length_is_refused(tmp_path: Path) -> None:
+    layout = saved(tmp_path / "w", sample())
+    raw = (tmp_path / "w").read_bytes()
+    for broken in (raw[:-1], raw + b"\0", raw[:40] + b"?" + raw[41:], b""):
+        (tmp_path / "broken").write_bytes(broken)
+        with pytest.raises(SchemaMismatch):
+            Weights(tmp_path / "broken", layout)
+
+
+def test_a_stream_must_follow_the_layout(tmp_path: Path) -> None:
+    tensors = sample()
+    layout = Layout.of(tensors)
+    right = [(name, tensors[name]) for name in layout.entries]
+    write(tmp_path / "w", layout, iter(right))
+    whole = (tmp_path / "w").read_bytes()
+    for wrong in (right[::-1], right[:-1], [*right, right[0]], [("z.double", torch.zeros(4))]):
+        with pytest.raises(SchemaMismatch):
+            write(tmp_path / "w", layout, iter(wrong))
+        assert (tmp_path / "w").read_bytes() == whole  # refused without changing
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
+
+
+def test_only_floating_entries_travel() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    assert "1.num_batches_tracked" in model.state_dict()
+    assert exchanged(model).keys() == model.state_dict().keys() - {"1.num_batches_tracked"}
+    local = exchanged(model, exclude=["*.running_*", "0.*"])
+    assert local.keys() == {"1.weight", "1.bias"}
+    assert not any(tensor.requires_grad for tensor in local.values())
+    with pytest.raises(ValueError, match="exclude"):
+        exchanged(model, exclude=["*"])
+
+
+def test_a_type_without_a_canonical_form_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="odd"):
+        header_bytes({"odd": torch.zeros(2).to(torch.float8_e4m3fn)})
+    model = nn.Linear(1, 1)
+    model.register_buffer("phase", torch.zeros(1, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="phase"):
+        exchanged(model)
+
+
+def test_tied_weights_are_written_twice_and_channels_last_as_usual(tmp_path: Path) -> None:
+    first, second, conv = nn.Linear(3, 3), nn.Linear(3, 3), nn.Conv2d(2, 4, 3)
+    second.weight = first.weight
+    conv.weight = nn.Parameter(conv.weight.detach().to(memory_format=torch.channels_last))
+    model = nn.Sequential(first, second, conv)
+    tensors = exchanged(model)
+    saved(tmp_path / "w", tensors)
+    theirs = load_file(tmp_path / "w")
+    assert torch.equal(theirs["0.weight"], theirs["1.weight"])
+    assert torch.equal(theirs["2.weight"], conv.weight)
+
+
+def test_loading_replaces_floats_and_leaves_the_rest(tmp_path: Path) -> None:
+    ours, theirs = (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(2))
+    theirs(torch.randn(8, 2))
+    theirs(torch.randn(8, 2))
+    ours(torch.randn(8, 2))
+    layout = saved(tmp_path / "w", exchanged(theirs))
+    with Weights(tmp_path / "w", layout) as weights:
+        load_into(ours, weights)
+    assert all(same(exchanged(ours)[name], value) for name, value in exchanged(theirs).items())
+    assert int(ours.state_dict()["1.num_batches_tracked"]) == 1
+    with pytest.raises(SchemaMismatch, match="stray"):
+        load_into(ours, {"stray": torch.zeros(1)})
+    with pytest.raises(SchemaMismatch, match="bias"):
+        load_into(ours, {"0.bias": torch.zeros(1)})  # would broadcast
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_merging_many_files_holds_one_tensor_of_each(tmp_path: Path) -> None:
+    tensors = {f"{index}.weight": torch.randn(512, 1024) for index in range(8)}  # 16 MiB
+    layout = Layout.of(tensors)
+    for peer in range(12):
+        write(tmp_path / str(peer), layout, tensors)
+    peers = [Weights(tmp_path / str(peer), layout) for peer in range(12)]
+    shares = [Share(PeerName(f"p{i}"), peer, 1 / 12) for i, peer in enumerate(peers)]
+    process = psutil.Process()
+    before, peak = process.memory_info().rss, 0
+    for _ in mixed(peers[0], shares):
+        peak = max(peak, process.memory_info().rss)
+    assert peak - before < 3 * layout.file_bytes  # all twelve would be 192 MiB
