@@ -1,0 +1,102 @@
+"""The journal: what returned is durable, what was altered is noticed."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightyear_node.errors import JournalCorrupt, StoreError
+from lightyear_node.journal import FIRST_HASH, Journal
+
+
+def fill(journal: Journal, count: int = 5) -> None:
+    for number in range(count):
+        journal.append(
+            "event",
+            {"number": number},
+            wall_ns=number,
+            lamport=number + 10,
+            round=number // 2,
+            remember={"last": number},
+        )
+
+
+def test_memory_and_records_come_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    assert (journal.head, journal.lamport) == (FIRST_HASH, 0)
+    fill(journal)
+    head = journal.head
+    journal.close()
+    again = Journal(tmp_path / "journal.db")
+    assert again.memory() == {"last": 4}
+    assert (again.head, again.lamport) == (head, 14)
+    assert [record.body["number"] for record in again.records()] == [0, 1, 2, 3, 4]
+    assert [record.seq for record in again.records("event", since_round=2)] == [5]
+    again.append("event", {}, wall_ns=9, lamport=20, round=3)
+    assert again.first_bad_record() is None
+
+
+def test_a_failed_append_changes_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    fill(journal, 2)
+    other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+    other.execute("CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(ABORT, 'full'); END")
+    with pytest.raises(StoreError, match="full"):
+        journal.append("event", {}, wall_ns=0, lamport=0, round=9, remember={"last": 99})
+    other.execute("DROP TRIGGER full")
+    assert journal.memory() == {"last": 1}
+    fill(journal, 1)
+    assert journal.first_bad_record() is None
+
+
+ALTERATIONS: list[tuple[str, int]] = [
+    ("UPDATE records SET body = '{\"number\":9}' WHERE seq = 2", 2),
+    ("UPDATE records SET lamport = lamport + 1 WHERE seq = 3", 3),
+    ("UPDATE records SET kind = 'other' WHERE seq = 5", 5),
+    ("DELETE FROM records WHERE seq = 2", 3),
+    ("DELETE FROM records WHERE seq = 1", 2),
+    ("UPDATE records SET seq = 99 WHERE seq = 5", 99),
+    (
+        "UPDATE records SET body = CASE seq WHEN 2 THEN '{\"number\":2}' ELSE '{\"number\":1}' END"
+        " WHERE seq IN (2, 3)",
+        2,
+    ),
+]
+
+
+@pytest.mark.parametrize(("alteration", "first_bad"), ALTERATIONS)
+def test_an_altered_history_is_noticed(tmp_path: Path, alteration: str, first_bad: int) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    fill(journal)
+    sqlite3.connect(tmp_path / "journal.db", isolation_level=None).execute(alteration)
+    assert journal.first_bad_record() == first_bad
+
+
+@settings(max_examples=30, deadline=None)
+@given(body=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none()))
+def test_any_plain_body_round_trips(
+    tmp_path_factory: pytest.TempPathFactory, body: dict[str, Any]
+) -> None:
+    journal = Journal(tmp_path_factory.mktemp("journal") / "journal.db")
+    journal.append("event", body, wall_ns=1, lamport=1, round=0, remember={"body": body})
+    assert journal.memory() == {"body": body}
+    assert journal.first_bad_record() is None
+
+
+def test_a_damaged_file_is_refused_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path)
+    fill(journal)
+    journal.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[100:3000] = b"\xee" * 2900
+    path.write_bytes(damaged)
+    with pytest.raises(JournalCorrupt) as caught:
+        Journal(path)
+    assert caught.value.exit_code == 4
+    assert path.read_bytes() == bytes(damaged)
