@@ -1,0 +1,80 @@
+"""The worker process: reads one job per line, answers one line, and holds no opinion of its own.
+
+Standard output belongs to the answers, so whatever the user's code prints is sent to standard
+error.  When the daemon is gone (its end of our input closes) the worker leaves at once, even in
+the middle of training: an orphan must not hold a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from lightyear_node.errors import ConfigError, LightyearError
+from lightyear_node.worker.jobs import ERROR_CONFIG, ERROR_TASK, PROGRESS_INTERVAL_S
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    jobs: queue.Queue[str] = queue.Queue(maxsize=4)
+    threading.Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
+
+    # Imported only now, so that the reader above already notices a daemon that has gone.
+    from lightyear_node.worker.duties import Duties
+
+    duties = Duties()
+    while True:
+        request = json.loads(jobs.get())
+        _answer(answers, request, duties.do)
+
+
+def _read_jobs(jobs: queue.Queue[str]) -> None:
+    for line in sys.stdin:
+        jobs.put(line)
+    os._exit(0)
+
+
+def _answer(answers: TextIO, request: dict[str, Any], do: Callable[..., dict[str, Any]]) -> None:
+    number = request.pop("id")
+    last_told = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last_told
+        now = time.monotonic()
+        if now - last_told >= PROGRESS_INTERVAL_S or done == total:
+            last_told = now
+            _write(answers, {"id": number, "progress": [done, total]})
+
+    try:
+        answer: dict[str, Any] = {"ok": do(request.pop("job"), progress, **request)}
+    except ConfigError as problem:
+        answer = {"error": ERROR_CONFIG, "message": str(problem), "hint": problem.hint}
+    except LightyearError as problem:
+        answer = {"error": ERROR_TASK, "message": str(problem), "hint": problem.hint}
+    except Exception as problem:  # the user's own code: anything can come out of it
+        traceback.print_exc()
+        answer = {"error": ERROR_TASK, "message": _where(problem), "hint": None}
+    _write(answers, {"id": number, **answer})
+
+
+def _where(problem: Exception) -> str:
+    """The exception and the deepest line of the user's code, or ours where there is none."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(problem).__name__}: {problem}{place}"[:500]
+
+
+def _write(answers: TextIO, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What a site carries from one round to the next besides the exchanged weights.
+
+The optimizer's state and the buffers that stay at home (integer counters, excluded tensors) are
+written beside every sealed update, so that a restarted site goes on exactly where it was.  A plain
+safetensors file: tensors by name, everything else as JSON in the header.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_TENSOR = "__tensor__"
+
+
+def save(path: Path, model: nn.Module, optimizer: Optimizer, at_home: set[str]) -> None:
+    tensors = {
+        f"buffer:{name}": value.detach().cpu().clone().contiguous()
+        for name, value in model.state_dict().items()
+        if name in at_home
+    }
+    plain = _pull_out(optimizer.state_dict(), "optimizer", tensors)
+    save_file(tensors, path, metadata={"optimizer": json.dumps(plain)})
+
+
+def load(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        plain = json.loads(file.metadata()["optimizer"])
+    optimizer.load_state_dict(_put_back(plain, tensors))
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, value in tensors.items():
+            if name.startswith("buffer:"):
+                own[name.removeprefix("buffer:")].copy_(value)
+
+
+def _pull_out(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The same structure with every tensor replaced by the name it is filed under."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().clone().contiguous()
+        return {_TENSOR: name}
+    if isinstance(value, dict):
+        # A list of pairs: JSON would turn the optimizer's integer keys into text.
+        return {"pairs": [[k, _pull_out(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        items = [_pull_out(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    return value
+
+
+def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if _TENSOR in value:
+            return tensors[value[_TENSOR]]
+        if "tuple" in value:
+            return tuple(_put_back(item, tensors) for item in value["tuple"])
+        return {key: _put_back(item, tensors) for key, item in value["pairs"]}
+    if isinstance(value, list):
+        return [_put_back(item, tensors) for item in value]
+    return value

@@ -1,0 +1,213 @@
+"""The worker as the daemon sees it: a real child process that may print, raise, hang or die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lightyear_node.errors import ConfigError, TaskFailed, WorkerDied
+from lightyear_node.worker.handle import Worker
+
+TASK = '''
+import os, signal, sys, time
+import torch
+from torch import nn
+from torch.nn import functional
+from lightyear_node import Task
+
+def build(mode: str = "", mark: str = "", site_name: str = "?", seed: int = -1) -> Task:
+    print("the user's own words", site_name, seed)          # must not disturb the answers
+    data = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(2)]
+    def train_round(model, optimizer, device):
+        if mode == "raise": raise RuntimeError("no such image")
+        if mode == "die": os.kill(os.getpid(), signal.SIGKILL)
+        if mode == "hang":
+            if mark: open(mark, "w").close()
+            time.sleep(3600)
+    return Task(model=lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)),
+                loss=functional.cross_entropy, optimizer=lambda p: torch.optim.Adam(p, 1e-2),
+                train_data=data, val_data=data,
+                train_round=train_round if mode else None)
+'''
+
+
+def opening(entry: str = "hospital:build", **changed: Any) -> dict[str, Any]:
+    return {
+        "entry": entry,
+        "args": {},
+        "name": "site-a",
+        "sites": ["site-a", "site-b"],
+        "seed": 3,
+        "rule": {"name": "lightyear"},
+        "device": "cpu",
+        "threads": 1,
+        "exclude": [],
+        "malfunction": None,
+        **changed,
+    }
+
+
+def with_worker(
+    tmp_path: Path,
+    use: Callable[[Worker], Awaitable[None]],
+    *,
+    silence_s: float = 120.0,
+    on_progress: Callable[[str, int, int], None] = lambda job, done, total: None,
+    **changed: Any,
+) -> None:
+    (tmp_path / "hospital.py").write_text(TASK)
+
+    async def run() -> None:
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        worker = Worker(
+            opening(**changed),
+            silence_s=silence_s,
+            environment={"PYTHONPATH": path},
+            on_progress=on_progress,
+        )
+        try:
+            await use(worker)
+        finally:
+            pid = worker.pid
+            await worker.stop()
+            assert pid is None or not psutil.pid_exists(pid)
+
+    asyncio.run(run())
+
+
+def train_arguments(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "round": 0,
+        "base": str(tmp_path / "base"),
+        "carry": None,
+        "own": str(tmp_path / "own"),
+        "outgoing": str(tmp_path / "outgoing"),
+        "carry_out": str(tmp_path / "carry"),
+    }
+
+
+def test_a_round_of_training_and_its_progress(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    async def use(worker: Worker) -> None:
+        opened = await worker.open()
+        assert opened["parameters"] == 43
+        assert (opened["head"], opened["val_samples"]) == ("2", 16)
+        await worker.call("initial", out=str(tmp_path / "base"))
+        answer = await worker.call("train", **train_arguments(tmp_path))
+        assert answer["samples"] == 2  # a plain list of batches: its length is all there is
+        assert answer["metrics"].keys() == {"loss"}
+        assert (tmp_path / "own").read_bytes() != (tmp_path / "base").read_bytes()
+        assert not (tmp_path / "outgoing").exists()
+
+    with_worker(tmp_path, use, on_progress=lambda *told: seen.append(told))
+    assert seen[-1] == ("train", 2, 2)
+
+
+def test_training_again_from_the_same_files_gives_the_same_bytes(tmp_path: Path) -> None:
+    """What a restart after a crash relies on, with the optimizer's state taken from its file."""
+
+    async def use(worker: Worker) -> None:
+        await worker.call("initial", out=str(tmp_path / "base"))
+        first = train_arguments(tmp_path)
+        await worker.call("train", **first)
+        second = {**first, "round": 1, "base": str(tmp_path / "own"), "own": str(tmp_path / "two")}
+        second |= {"carry": str(tmp_path / "carry"), "carry_out": str(tmp_path / "carry2")}
+        await worker.call("train", **second)
+        undisturbed = (tmp_path / "two").read_bytes()
+        await worker.stop()  # a new worker knows nothing but the files
+        await worker.call("train", **second)
+        assert (tmp_path / "two").read_bytes() == undisturbed
+        forgotten = {**second, "carry": None}
+        await worker.stop()
+        await worker.call("train", **forgotten)
+        assert (tmp_path / "two").read_bytes() != undisturbed
+
+    with_worker(tmp_path, use)
+
+
+def test_a_task_that_cannot_be_built_is_explained_to_the_daemon(tmp_path: Path) -> None:
+    """Every such mistake is told apart in test_task; here, that the words cross the pipe."""
+
+    async def use(worker: Worker) -> None:
+        with pytest.raises(ConfigError, match="has no `bild`") as caught:
+            await worker.open()
+        assert caught.value.hint == "check `task.entry` in node.yaml"
+
+    with_worker(tmp_path, use, entry="hospital:bild")
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "words"),
+    [
+        ("raise", TaskFailed, r"RuntimeError: no such image \(hospital.py:\d+\)"),
+        ("die", WorkerDied, "SIGKILL"),
+    ],
+)
+def test_a_failing_round_is_explained_and_another_worker_takes_over(
+    tmp_path: Path, mode: str, error: type[Exception], words: str
+) -> None:
+    async def use(worker: Worker) -> None:
+        await worker.call("initial", out=str(tmp_path / "base"))
+        with pytest.raises(error, match=words):
+            await worker.call("train", **train_arguments(tmp_path))
+        await worker.stop()
+        await worker.call("initial", out=str(tmp_path / "again"))
+        assert (tmp_path / "again").read_bytes() == (tmp_path / "base").read_bytes()
+
+    with_worker(tmp_path, use, args={"mode": mode})
+
+
+def test_a_worker_that_says_nothing_is_killed(tmp_path: Path) -> None:
+    async def use(worker: Worker) -> None:
+        await worker.call("initial", out=str(tmp_path / "base"))
+        pid = worker.pid
+        assert pid is not None
+        worker._silence_s = 1.0
+        with pytest.raises(WorkerDied, match="said nothing for 1 s"):
+            await worker.call("train", **train_arguments(tmp_path))
+        assert not psutil.pid_exists(pid)
+
+    with_worker(tmp_path, use, args={"mode": "hang"})
+
+
+def test_a_worker_does_not_outlive_its_daemon(tmp_path: Path) -> None:
+    """Whatever it is doing: its input closes when the daemon's process is gone."""
+
+    async def use(worker: Worker) -> None:
+        await worker.call("initial", out=str(tmp_path / "base"))
+        child = worker._child
+        assert child is not None
+        assert child.stdin is not None
+
+        async def train() -> None:
+            with pytest.raises(WorkerDied, match="exit code 0"):
+                await worker.call("train", **train_arguments(tmp_path))
+
+        async with asyncio.TaskGroup() as group, asyncio.timeout(60):
+            group.create_task(train())
+            while not (tmp_path / "mark").exists():
+                await asyncio.sleep(0.05)
+            child.stdin.close()  # what the kernel does when the parent dies
+            await child.wait()
+
+    with_worker(tmp_path, use, args={"mode": "hang", "mark": str(tmp_path / "mark")})
+
+
+def test_cancelling_a_job_ends_the_child(tmp_path: Path) -> None:
+    async def use(worker: Worker) -> None:
+        await worker.call("initial", out=str(tmp_path / "base"))
+        pid = worker.pid
+        assert pid is not None
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await worker.call("train", **train_arguments(tmp_path))
+        assert not psutil.pid_exists(pid)
+
+    with_worker(tmp_path, use, args={"mode": "hang"})
