@@ -1,0 +1,101 @@
+"""The node's Prometheus metrics.
+
+Label values come only from peers.yaml and from our own enumerations, never from anything a peer
+can choose, and every series exists from the start at zero: a counter that appears only with the
+first failure cannot be alerted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from lightyear_node.records import PeerName, Reason
+
+VERDICTS = ("accepted", "rejected", "missing")
+DIRECTIONS = ("received", "sent")
+
+
+class Metrics:
+    def __init__(
+        self, peers: Iterable[PeerName], phases: Iterable[str], version: str, rounds: int
+    ) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"lightyear_{name}", about, labels, registry=registry)
+
+        def gauge(name: str, about: str, *labels: str) -> Gauge:
+            return Gauge(f"lightyear_{name}", about, labels, registry=registry)
+
+        build = gauge("build_info", "The running version, always 1.", "version")
+        build.labels(version).set(1)
+        self.round = gauge("round", "The federation round this site is working on.")
+        self.rounds_configured = gauge("rounds_configured", "Rounds the federation will run.")
+        self.rounds_configured.set(rounds)
+        self.phase = gauge("round_phase", "1 for the current phase of the round.", "phase")
+        self.rounds_total = counter("rounds", "Rounds this site has completed.")
+        self.last_completed = gauge(
+            "last_round_completed_timestamp_seconds", "When the last round was completed."
+        )
+        self.verdicts = counter(
+            "peer_verdicts", "Updates judged, by verdict and reason.", "peer", "verdict", "reason"
+        )
+        self.agreement = gauge(
+            "peer_agreement", "NTK agreement of the peer's last judged model.", "peer"
+        )
+        self.threshold = gauge("peer_agreement_threshold", "Agreement a peer must reach.")
+        self.streak = gauge(
+            "peer_consecutive_rejections", "Rounds in a row that the peer was rejected.", "peer"
+        )
+        self.reachable = gauge("peer_reachable", "1 while the peer answers.", "peer")
+        self.accepted = gauge("peers_accepted", "Peers accepted in the last round.")
+        self.configured = gauge("peers_configured", "Peers in peers.yaml besides this site.")
+        self.bytes = counter("transfer_bytes", "Bytes of weights on the wire.", "peer", "direction")
+        self.raw_bytes = counter(
+            "transfer_uncompressed_bytes", "Bytes of weights before compression.",
+            "peer", "direction",
+        )  # fmt: skip
+        self.transfer_errors = counter(
+            "transfer_errors", "Transfers that failed, by reason.", "peer", "reason"
+        )
+        self.refusals = counter(
+            "peer_refusals", "Messages refused before judging, by reason.", "peer", "reason"
+        )
+        self.authentication_failures = counter(
+            "authentication_failures", "Calls refused for lack of a valid identity.", "reason"
+        )
+        self.certificate_expiry = gauge(
+            "certificate_expiry_timestamp_seconds", "When this site's certificate ends."
+        )
+        self.records = counter("audit_records", "Records written to the journal.")
+        self.worker_up = gauge("worker_up", "1 while the worker process runs.")
+        self.worker_restarts = counter("worker_restarts", "Times the worker had to be restarted.")
+        self.local_metric = gauge(
+            "local_metric", "The model's metrics on this site's own data.", "name", "stage"
+        )
+        self.degraded = gauge("degraded", "1 while too few peers are here to close the round.")
+        self._start_at_zero(list(peers), list(phases))
+
+    def _start_at_zero(self, peers: list[PeerName], phases: list[str]) -> None:
+        self.configured.set(len(peers))
+        for phase in phases:
+            self.phase.labels(phase).set(0)
+        for peer in peers:
+            self.reachable.labels(peer).set(0)
+            self.streak.labels(peer).set(0)
+            for direction in DIRECTIONS:
+                self.bytes.labels(peer, direction)
+                self.raw_bytes.labels(peer, direction)
+            for reason in Reason:
+                self.verdicts.labels(peer, _verdict_of(reason), reason)
+                self.transfer_errors.labels(peer, reason)
+                self.refusals.labels(peer, reason)
+
+
+def _verdict_of(reason: Reason) -> str:
+    """Which verdict a reason usually goes with; other pairs appear when they happen."""
+    if reason is Reason.OK:
+        return "accepted"
+    return "missing" if reason in (Reason.UNREACHABLE, Reason.TIMEOUT) else "rejected"

@@ -1,0 +1,251 @@
+"""One event, three readers: the log, the metrics and `status` are all fed from here.
+
+The node tells the observer what happened; nothing here decides anything, and a steady state logs
+nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightyear_node.observe.metrics import Metrics
+from lightyear_node.records import Opened, PeerName, Reason, Round, Transfer, Verdict
+
+WAITING_REPEAT_S = 30.0
+"""A node that waits says so again this often, so that it never hangs silently."""
+
+
+@dataclass(slots=True)
+class PeerView:
+    """What this site last knew of one peer."""
+
+    state: str = "unknown"
+    about: str = ""
+    round: int | None = None
+    phase: str | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    agreement: float | None = None
+    verdict_round: int | None = None
+    rejected_in_a_row: int = 0
+
+
+@dataclass(slots=True)
+class Traffic:
+    raw_received: int = 0
+    wire_received: int = 0
+    raw_sent: int = 0
+    wire_sent: int = 0
+
+    def add(self, direction: str, transfer: Transfer) -> None:
+        setattr(self, f"raw_{direction}", getattr(self, f"raw_{direction}") + transfer.raw_bytes)
+        setattr(self, f"wire_{direction}", getattr(self, f"wire_{direction}") + transfer.wire_bytes)
+
+
+@dataclass(slots=True)
+class Observer:
+    metrics: Metrics
+    log: logging.Logger
+    peers: Mapping[PeerName, PeerView]
+    threshold: float
+    round: int = 0
+    phase: str = "starting"
+    waiting: str = "starting"
+    model: str | None = None
+    progress: tuple[int, int] | None = None
+    local: dict[str, float] = field(default_factory=dict)
+    merged: dict[str, float] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    _told: tuple[str, float] = ("", 0.0)
+
+    # The node's own course.
+
+    def introduce(self, opened: Opened) -> None:
+        self.log.info(
+            "model of %d parameters on %s, %d training and %d validation samples, head %s",
+            opened.parameters,
+            opened.device,
+            opened.train_samples,
+            opened.val_samples,
+            opened.head,
+        )
+        if opened.floor > self.threshold:
+            self.log.warning(
+                "with %d validation samples even unrelated models can reach an agreement of %.2f,"
+                " above the threshold %.2f: use more validation data",
+                opened.val_samples,
+                opened.floor,
+                self.threshold,
+            )
+
+    def remember(self, rounds: Sequence[Mapping[str, Any]]) -> None:
+        """After a restart: `status` goes on from the last completed round."""
+        if not rounds:
+            return
+        last = rounds[-1]
+        self.model, self.local, self.merged = last["model"], last["local"], last["merged"]
+        for verdict in last["verdicts"]:
+            view = self.peers.get(verdict["peer"])
+            if view is not None:
+                view.verdict_round, view.agreement = last["round"], verdict["score"]
+                view.verdict = _verdict_name(verdict["accepted"], verdict["digest"])
+                view.reason = verdict["reason"]
+
+    def at(self, round: Round, phase: str, waiting: str) -> None:
+        """Called on every event; logs only when there is something new to wait for."""
+        if phase != self.phase:
+            self.metrics.phase.labels(self.phase).set(0)
+            self.metrics.phase.labels(phase).set(1)
+            self.progress = None
+        self.metrics.round.set(round)
+        self.round, self.phase, self.waiting = round, phase, waiting
+        # Counting down is not news.
+        news = re.sub(r"[\d.]+ s\b", "", waiting)
+        now = time.monotonic()
+        told, told_at = self._told
+        if news != told or (phase == "collecting" and now - told_at > WAITING_REPEAT_S):
+            self._told = (news, now)
+            self.log.info(waiting)
+
+    def trained(self, round: Round, metrics: Mapping[str, float]) -> None:
+        self.local = dict(metrics)
+        self._measure("local", metrics)
+        self.log.info("round %d: trained, %s", round, _numbers(metrics))
+
+    def decided(self, round: Round, why: str, verdicts: Sequence[Verdict]) -> None:
+        self.metrics.accepted.set(sum(verdict.accepted for verdict in verdicts))
+        self.metrics.degraded.set(0)
+        for verdict in verdicts:
+            self._judged(round, verdict)
+        words = ", ".join(_words(verdict) for verdict in verdicts)
+        self.log.info("round %d: closed, %s: %s", round, why, words)
+
+    def _judged(self, round: Round, verdict: Verdict) -> None:
+        view = self.peers[verdict.peer]
+        name = _verdict_name(verdict.accepted, verdict.digest)
+        rejected = name == "rejected"
+        view.verdict, view.reason, view.verdict_round = name, str(verdict.reason), round
+        view.rejected_in_a_row = view.rejected_in_a_row + 1 if rejected else 0
+        self.metrics.verdicts.labels(verdict.peer, name, verdict.reason).inc()
+        self.metrics.streak.labels(verdict.peer).set(view.rejected_in_a_row)
+        if verdict.score is not None:
+            view.agreement = verdict.score
+            self.metrics.agreement.labels(verdict.peer).set(verdict.score)
+
+    def committed(self, round: Round, model: str, metrics: Mapping[str, float]) -> None:
+        self.model, self.merged = model, dict(metrics)
+        self._measure("merged", metrics)
+        self.metrics.rounds_total.inc()
+        self.metrics.last_completed.set_to_current_time()
+        self.log.info("round %d: merged, %s", round, _numbers(metrics))
+
+    def alarm(self, text: str) -> None:
+        self.metrics.degraded.set(1)
+        self.log.warning(text)
+
+    def finished(self, rounds: int, model: str) -> None:
+        self.log.info("all %d rounds are done; our model is %s", rounds, model)
+
+    def worker_restarted(self, why: str) -> None:
+        self.metrics.worker_restarts.inc()
+        self.log.warning("%s; starting another", why)
+
+    # The peers.
+
+    def reached(self, peer: PeerName, round: int, phase: str) -> None:
+        self._peer_is(peer, "reachable", "")
+        self.peers[peer].round, self.peers[peer].phase = round, phase
+        self.metrics.reachable.labels(peer).set(1)
+
+    def unreachable(self, peer: PeerName, about: str) -> None:
+        self._peer_is(peer, "unreachable", about)
+        self.metrics.reachable.labels(peer).set(0)
+
+    def refused(self, peer: PeerName, reason: Reason, about: str) -> None:
+        """Something this peer sent, or is, cannot be used."""
+        self._peer_is(peer, "refused", about)
+        self.metrics.refusals.labels(peer, reason).inc()
+
+    def differs(self, peer: PeerName, about: str) -> None:
+        """Not an obstacle, but somebody should look."""
+        self.log.warning("%s differs: %s", peer, about)
+
+    def _peer_is(self, peer: PeerName, state: str, about: str) -> None:
+        view = self.peers[peer]
+        if (state, about) != (view.state, view.about):
+            level = logging.INFO if state == "reachable" else logging.WARNING
+            self.log.log(level, "%s is %s%s", peer, state, f": {about}" if about else "")
+        view.state, view.about = state, about
+
+    def transferred(self, peer: PeerName, direction: str, transfer: Transfer) -> None:
+        self.traffic.add(direction, transfer)
+        self.metrics.bytes.labels(peer, direction).inc(transfer.wire_bytes)
+        self.metrics.raw_bytes.labels(peer, direction).inc(transfer.raw_bytes)
+
+    def transfer_failed(self, peer: PeerName, reason: Reason, about: str) -> None:
+        self.metrics.transfer_errors.labels(peer, reason).inc()
+        self.log.warning("the update of %s did not arrive: %s", peer, about)
+
+    def stranger(self, reason: str) -> None:
+        self.metrics.authentication_failures.labels(reason).inc()
+
+    # What `status` shows.
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "phase": self.phase,
+            "waiting": self.waiting,
+            "finished": self.phase == "finished",
+            "progress": self.progress,
+            "model": self.model,
+            "metrics": {"local": self.local, "merged": self.merged},
+            "bytes": {
+                "raw": self.traffic.raw_received,
+                "wire": self.traffic.wire_received,
+                "raw_sent": self.traffic.raw_sent,
+                "wire_sent": self.traffic.wire_sent,
+            },
+            "peers": [
+                {
+                    "name": name,
+                    "state": view.state,
+                    "about": view.about,
+                    "round": view.round,
+                    "phase": view.phase,
+                    "verdict": view.verdict,
+                    "reason": view.reason,
+                    "agreement": view.agreement,
+                    "verdict_round": view.verdict_round,
+                    "rejected_in_a_row": view.rejected_in_a_row,
+                }
+                for name, view in self.peers.items()
+            ],
+        }
+
+    def _measure(self, stage: str, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self.metrics.local_metric.labels(name, stage).set(value)
+
+
+def _verdict_name(accepted: bool, digest: str | None) -> str:
+    """Nobody is rejected for what never arrived."""
+    return "accepted" if accepted else "missing" if digest is None else "rejected"
+
+
+def _numbers(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
+
+
+def _words(verdict: Verdict) -> str:
+    score = f" (agreement {verdict.score:.2f})" if verdict.score is not None else ""
+    if verdict.accepted:
+        return f"{verdict.peer} accepted{score}"
+    if verdict.digest is None:
+        return f"{verdict.peer} missing ({verdict.reason})"
+    return f"{verdict.peer} REJECTED as {verdict.reason}{score}"
