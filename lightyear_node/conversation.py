@@ -1,0 +1,246 @@
+"""What this site says to its peers, and what it makes of what they say.
+
+Both directions meet here: the calls we make at every heartbeat and the calls we answer.  A peer's
+words are checked once, in one place, and become events for the barrier; what cannot be used is
+refused, counted under its reason, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from lightyear_node.admission import lamport_jumps, refusal
+from lightyear_node.barrier import Announced, Answered, Event, Heard
+from lightyear_node.errors import PeerError, PeerMisbehaved, PeerRefusedUs, PeerUnreachable
+from lightyear_node.identity import Certificate
+from lightyear_node.observe.observer import Observer
+from lightyear_node.records import (
+    Announcement,
+    Digest,
+    Hello,
+    PeerName,
+    Reason,
+    Round,
+    SignedManifest,
+    Transfer,
+    Update,
+)
+from lightyear_node.transport.server import Offer
+
+PROTOCOL_VERSION = 1
+MANIFESTS_KEPT = 4
+"""Per peer: the one being fetched, the one held, and what may arrive meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while the node runs, and is compared when two sites meet."""
+
+    us: PeerName
+    federation: str
+    agreement: Digest
+    schema: Digest
+    initial_model: Digest
+    header: bytes
+    raw_bytes: int
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """Our state of this moment."""
+
+    round: Round
+    phase: str
+    latest: SignedManifest | None
+
+
+class Line(Protocol):
+    """A way to call one peer."""
+
+    async def hello(self, hello: Hello) -> Hello: ...
+
+    async def announce(self, announcement: Announcement) -> Announcement: ...
+
+
+class Conversation:
+    def __init__(
+        self,
+        facts: Facts,
+        pins: Mapping[PeerName, tuple[Certificate, ...]],
+        observer: Observer,
+        *,
+        say: Callable[[], Saying],
+        tell: Callable[[Event], None],
+        offer: Callable[[Digest], Awaitable[Offer | None]],
+        wall_ns: Callable[[], int],
+        lamport: int,
+    ) -> None:
+        self._facts = facts
+        self._keys = {peer: [c.signing_key for c in pinned] for peer, pinned in pins.items()}
+        self._observer = observer
+        self._say = say
+        self._tell = tell
+        self._offer = offer
+        self._wall_ns = wall_ns
+        self._lamport = lamport
+        self._greeted: set[PeerName] = set()
+        self._boot_ids: dict[PeerName, str] = {}
+        self._manifests: dict[PeerName, dict[Digest, SignedManifest]] = {}
+
+    def stamp(self) -> int:
+        """The next Lamport stamp: greater than any we have given or seen."""
+        self._lamport += 1
+        return self._lamport
+
+    def manifest(self, update: Update) -> SignedManifest | None:
+        return self._manifests.get(update.peer, {}).get(update.digest)
+
+    # The calls we make.
+
+    async def contact(self, peer: PeerName, line: Line) -> None:
+        """One heartbeat with one peer: a greeting if we have not met since either began."""
+        try:
+            if peer not in self._greeted:
+                theirs = await line.hello(self._hello())
+                self._meet(peer, theirs)
+                self._greeted.add(peer)
+                self._tell(Answered(peer))
+            reply = await line.announce(self._announcement())
+            self._hear(peer, reply)
+        except PeerUnreachable as problem:
+            self._greeted.discard(peer)
+            self._observer.unreachable(peer, _without_name(problem))
+        except PeerRefusedUs as problem:
+            self._greeted.discard(peer)
+            self._observer.refused(peer, problem.reason, _without_name(problem))
+        except PeerMisbehaved as problem:
+            self._observer.refused(peer, problem.reason, _without_name(problem))
+
+    # The calls we answer.
+
+    async def hello(self, peer: PeerName, hello: Hello) -> Hello:
+        try:
+            self._meet(peer, hello)
+        except PeerMisbehaved as problem:
+            self._observer.refused(peer, problem.reason, _without_name(problem))
+            raise
+        self._tell(Heard(peer))
+        return self._hello()
+
+    async def announce(self, peer: PeerName, announcement: Announcement) -> Announcement:
+        try:
+            self._hear(peer, announcement)
+        except PeerMisbehaved as problem:
+            self._observer.refused(peer, problem.reason, _without_name(problem))
+            raise
+        return self._announcement()
+
+    async def offer(self, peer: PeerName, digest: Digest) -> Offer | None:
+        return await self._offer(digest)
+
+    def served(self, peer: PeerName, transfer: Transfer) -> None:
+        self._observer.transferred(peer, "sent", transfer)
+
+    def denied(self, reason: str, peer: PeerName | None) -> None:
+        self._observer.stranger(reason)
+
+    # What we make of their words.
+
+    def _meet(self, peer: PeerName, theirs: Hello) -> None:
+        ours = self._facts
+        self._advance(peer, theirs.lamport)
+        problem: tuple[Reason, str] | None = None
+        if not theirs.version_min <= PROTOCOL_VERSION <= theirs.version_max:
+            problem = (
+                Reason.VERSION,
+                f"it speaks protocol {theirs.version_min} to {theirs.version_max},"
+                f" we speak {PROTOCOL_VERSION}: upgrade the older site",
+            )
+        elif theirs.federation != ours.federation:
+            problem = (
+                Reason.FEDERATION,
+                f"it belongs to the federation {theirs.federation!r}, not {ours.federation!r}",
+            )
+        elif theirs.schema != ours.schema:
+            problem = (
+                Reason.SCHEMA_MISMATCH,
+                "its model has other tensors than ours: both sites must run the same task",
+            )
+        if problem is not None:
+            raise PeerMisbehaved(peer, *problem)
+        if theirs.boot_id != self._boot_ids.get(peer):
+            self._boot_ids[peer] = theirs.boot_id
+            self._warn_about_differences(peer, theirs)
+
+    def _warn_about_differences(self, peer: PeerName, theirs: Hello) -> None:
+        """Reasons to look, not to part: whoever is in both files can go on."""
+        if theirs.agreement != self._facts.agreement:
+            self._observer.differs(peer, "its peers.yaml says something else than ours")
+        if theirs.initial_model != self._facts.initial_model:
+            self._observer.differs(
+                peer,
+                "it started from other weights than we did, so its models will not fit ours:"
+                " give the task a function as `model`, and the same seed",
+            )
+
+    def _hear(self, peer: PeerName, theirs: Announcement) -> None:
+        self._advance(peer, theirs.lamport)
+        signed = theirs.latest
+        if signed is not None and self.manifest(signed.manifest.update) != signed:
+            wrong = refusal(
+                signed,
+                peer=peer,
+                federation=self._facts.federation,
+                schema=self._facts.schema,
+                raw_bytes=self._facts.raw_bytes,
+                verify_keys=self._keys[peer],
+                lamport=self._lamport,
+            )
+            if wrong is not None:
+                raise PeerMisbehaved(peer, *wrong)
+            self._remember(signed)
+        self._observer.reached(peer, theirs.round, theirs.phase)
+        self._tell(Announced(signed.manifest.update) if signed is not None else Heard(peer))
+
+    def _remember(self, signed: SignedManifest) -> None:
+        update = signed.manifest.update
+        known = self._manifests.setdefault(update.peer, {})
+        known[update.digest] = signed
+        if len(known) > MANIFESTS_KEPT:
+            del known[next(iter(known))]
+
+    def _advance(self, peer: PeerName, theirs: int) -> None:
+        """Lamport's rule, except that nobody may push our clock to its end."""
+        if lamport_jumps(theirs, self._lamport):
+            raise PeerMisbehaved(
+                peer, Reason.MALFORMED, f"its stamp {theirs} is far beyond ours, {self._lamport}"
+            )
+        self._lamport = max(self._lamport, theirs) + 1
+
+    # Our words.
+
+    def _hello(self) -> Hello:
+        facts = self._facts
+        return Hello(
+            version_min=PROTOCOL_VERSION,
+            version_max=PROTOCOL_VERSION,
+            federation=facts.federation,
+            agreement=facts.agreement,
+            schema=facts.schema,
+            initial_model=facts.initial_model,
+            round=self._say().round,
+            boot_id=facts.boot_id,
+            wall_time_ns=self._wall_ns(),
+            lamport=self.stamp(),
+        )
+
+    def _announcement(self) -> Announcement:
+        saying = self._say()
+        return Announcement(self.stamp(), saying.round, saying.phase, saying.latest)
+
+
+def _without_name(problem: PeerError) -> str:
+    return str(problem).removeprefix(f"{problem.peer}: ")

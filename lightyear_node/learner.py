@@ -1,0 +1,119 @@
+"""The daemon's side of learning: asks the worker, files what it produced, tries again when it dies.
+
+Weights pass through here only as names.  A worker that dies is replaced and the job repeated; jobs
+are pure functions of files, so doing one twice gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightyear_node.errors import WorkerDied, WorkerError
+from lightyear_node.home import State
+from lightyear_node.ledger import Work
+from lightyear_node.records import Digest, Opened, PeerName, Round, Verdict
+from lightyear_node.store import Store, Stored
+from lightyear_node.worker.handle import Worker
+from lightyear_node.worker.jobs import Candidate, verdict_from_plain
+
+TRIES = 3
+BACKOFF_S = 1.0
+
+
+class Learner:
+    def __init__(self, worker: Worker, state: State, on_death: Callable[[str], None]) -> None:
+        self._worker = worker
+        self._state = state
+        self._on_death = on_death
+
+    async def open(self) -> tuple[Opened, Stored]:
+        """Build the user's task; what it is, and the model before round 0."""
+        scratch = self._state.models.scratch_path()
+        opened = Opened(**await self._worker.open())
+        await self._worker.call("initial", out=str(scratch))
+        return opened, await _adopt(self._state.models, scratch)
+
+    async def train(self, round: Round, base: Digest, carry: Digest | None) -> Work:
+        updates, carries = self._state.updates, self._state.carry
+        own, outgoing = updates.scratch_path(), updates.scratch_path()
+        carry_out = carries.scratch_path()
+        answer = await self._do(
+            "train",
+            round=round,
+            base=str(self._state.models.path(base)),
+            carry=str(carries.path(carry)) if carry else None,
+            own=str(own),
+            outgoing=str(outgoing),
+            carry_out=str(carry_out),
+        )
+        stored = await _adopt(updates, own)
+        sent = await _adopt(updates, outgoing) if outgoing.exists() else stored
+        kept = await _adopt(carries, carry_out)
+        return Work(
+            own=stored.digest,
+            outgoing=sent.digest,
+            carry=kept.digest,
+            raw_bytes=sent.raw_bytes,
+            samples=answer["samples"],
+            metrics=answer["metrics"],
+        )
+
+    async def judge(
+        self,
+        round: Round,
+        own: Digest,
+        before: Digest,
+        peers: Sequence[tuple[PeerName, Digest, int]],
+    ) -> tuple[Verdict, ...]:
+        answer = await self._do(
+            "judge",
+            round=round,
+            own=str(self._state.updates.path(own)),
+            before=str(self._state.models.path(before)),
+            peers=[
+                self._candidate(peer, digest, samples).to_plain() for peer, digest, samples in peers
+            ],
+        )
+        return tuple(verdict_from_plain(plain) for plain in answer["verdicts"])
+
+    async def merge(
+        self, round: Round, own: Digest, accepted: Sequence[tuple[PeerName, Digest, float]]
+    ) -> tuple[Digest, Mapping[str, float]]:
+        scratch = self._state.models.scratch_path()
+        answer = await self._do(
+            "merge",
+            round=round,
+            own=str(self._state.updates.path(own)),
+            accepted=[
+                {**self._candidate(peer, digest).to_plain(), "weight": weight}
+                for peer, digest, weight in accepted
+            ],
+            out=str(scratch),
+        )
+        stored = await _adopt(self._state.models, scratch)
+        return stored.digest, answer["metrics"]
+
+    def _candidate(self, peer: PeerName, digest: Digest, samples: int = 0) -> Candidate:
+        return Candidate(peer, str(self._state.updates.path(digest)), samples, digest)
+
+    async def _do(self, job: str, **arguments: Any) -> dict[str, Any]:
+        for attempt in range(1, TRIES + 1):
+            try:
+                return await self._worker.call(job, **arguments)
+            except WorkerError as problem:
+                if attempt == TRIES:
+                    raise
+                # A task that raised gets a fresh process too: it may have been left in any state.
+                if not isinstance(problem, WorkerDied):
+                    await self._worker.stop()
+                self._on_death(str(problem))
+                await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
+        raise AssertionError("the last attempt returns or raises")
+
+
+async def _adopt(store: Store, scratch: Path) -> Stored:
+    """Hashing and syncing a large file takes a while; the loop must go on turning."""
+    return await asyncio.to_thread(store.adopt, scratch)

@@ -1,0 +1,157 @@
+"""What the journal's rows mean: the node's memory, and the record of every step of a round.
+
+The journal stores plain values; here they are the round's own words.  Each method is one
+persistence point: when it returns, the step has happened, whatever crashes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lightyear_node.barrier import Decision, Memory
+from lightyear_node.errors import ConfigError
+from lightyear_node.journal import Journal
+from lightyear_node.records import (
+    Digest,
+    Generation,
+    Manifest,
+    Round,
+    SignedManifest,
+    Update,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What training a round has produced, by digest.
+
+    `own` is the trained model, `outgoing` what the peers get (the same, unless a malfunction is
+    being played), `carry` the optimizer's state.
+    """
+
+    own: Digest
+    outgoing: Digest
+    carry: Digest
+    raw_bytes: int
+    samples: int
+    metrics: Mapping[str, float]
+
+
+class Ledger:
+    def __init__(
+        self, journal: Journal, *, wall_ns: Callable[[], int], stamp: Callable[[], int]
+    ) -> None:
+        self._journal = journal
+        self._wall_ns = wall_ns
+        self._stamp = stamp
+        kept = journal.memory()
+        self.memory = (
+            Memory.from_plain(kept["barrier"])
+            if kept.get("barrier")
+            else Memory(Generation(0), Round(0))
+        )
+        self.schema: Digest | None = kept.get("schema")
+        self.models: list[Digest] = kept.get("models", [])
+        """The model of the last completed round, and the one before it."""
+        self.offered: list[Digest] = kept.get("offered", [])
+        """Our last two announced updates: a transfer of the older one may still be running."""
+        self.work: Work | None = Work(**kept["work"]) if kept.get("work") else None
+        self.manifest: SignedManifest | None = (
+            _manifest_from_plain(kept["manifest"]) if kept.get("manifest") else None
+        )
+
+    @property
+    def model(self) -> Digest:
+        """What the next training starts from."""
+        return self.models[0]
+
+    def start(self, *, schema: Digest, initial_model: Digest, about: Mapping[str, Any]) -> None:
+        """Persistence point 0: this life of the node, before it says a word."""
+        if self.schema is not None and self.schema != schema:
+            raise ConfigError(
+                "the model's tensors have changed since this state directory was begun",
+                hint="go back to the task it was begun with, or set another `state_dir`",
+            )
+        self.schema = schema
+        self.models = self.models or [initial_model]
+        self._append(
+            "start",
+            dict(about),
+            self.memory.round,
+            {"schema": schema, "models": self.models, "barrier": self.memory.to_plain()},
+        )
+
+    def seal(self, update: Update, memory: Memory, work: Work, manifest: SignedManifest) -> None:
+        """Persistence point 1: what we are about to announce."""
+        self.memory, self.work, self.manifest = memory, work, manifest
+        self.offered = [work.outgoing, *self.offered][:2]
+        self._append(
+            "seal",
+            {"update": asdict(update), "samples": work.samples, "metrics": dict(work.metrics)},
+            update.round,
+            {
+                "barrier": memory.to_plain(),
+                "work": asdict(work),
+                "offered": self.offered,
+                "manifest": _manifest_to_plain(manifest),
+            },
+        )
+
+    def decide(self, decision: Decision, memory: Memory) -> None:
+        """Persistence point 2: whose models are merged, and why the others are not."""
+        self.memory = memory
+        self._append("decision", asdict(decision), decision.round, {"barrier": memory.to_plain()})
+
+    def commit(
+        self, round: Round, model: Digest, memory: Memory, metrics: Mapping[str, float]
+    ) -> None:
+        """Persistence point 3: the round is over."""
+        self.memory, self.models = memory, [model, *self.models][:2]
+        self._append(
+            "commit",
+            {"model": model, "metrics": dict(metrics)},
+            round,
+            {"barrier": memory.to_plain(), "models": self.models},
+        )
+
+    def note(self, kind: str, body: Mapping[str, Any]) -> None:
+        self._append(kind, dict(body), self.memory.round, {})
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds this site has completed, with their verdicts."""
+        found: dict[int, dict[str, Any]] = {}
+        for record in self._journal.records():
+            body = record.body
+            if record.kind == "seal":
+                found[record.round] = {"round": record.round, "local": body["metrics"]}
+            elif record.kind == "decision":
+                found.setdefault(record.round, {"round": record.round}).update(
+                    cause=body["cause"], why=body["why"], verdicts=body["verdicts"]
+                )
+            elif record.kind == "commit":
+                found[record.round].update(model=body["model"], merged=body["metrics"])
+        return [entry for entry in found.values() if "model" in entry]
+
+    def _append(
+        self, kind: str, body: Mapping[str, Any], round: int, remember: Mapping[str, Any]
+    ) -> None:
+        self._journal.append(
+            kind,
+            body,
+            wall_ns=self._wall_ns(),
+            lamport=self._stamp(),
+            round=round,
+            remember=remember,
+        )
+
+
+def _manifest_to_plain(signed: SignedManifest) -> dict[str, Any]:
+    return {"manifest": asdict(signed.manifest), "signature": signed.signature.hex()}
+
+
+def _manifest_from_plain(plain: Mapping[str, Any]) -> SignedManifest:
+    fields = dict(plain["manifest"])
+    update = Update(**fields.pop("update"))
+    return SignedManifest(Manifest(update=update, **fields), bytes.fromhex(plain["signature"]))

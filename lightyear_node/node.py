@@ -1,0 +1,444 @@
+"""The driver: the only file that knows all worlds.
+
+It feeds the barrier with what happens and carries out, in order, what the barrier answers; it
+decides nothing about a round.  One loop takes one event at a time, so that no two decisions race;
+long work (training, judging, fetching) runs beside it and comes back as an event.
+
+Journal, then act: a command that changes what must survive a crash is on the disk before the next
+one is looked at, and so before any peer can see its effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, assert_never
+
+from lightyear_node import __version__
+from lightyear_node.barrier import (
+    Alarm,
+    Announce,
+    Barrier,
+    Command,
+    Commit,
+    Decide,
+    Event,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Finish,
+    Greet,
+    Judge,
+    Judged,
+    Merge,
+    Merged,
+    Phase,
+    Seal,
+    Sealed,
+    Tick,
+    Train,
+    Trained,
+)
+from lightyear_node.conversation import Conversation, Facts, Saying
+from lightyear_node.errors import PeerError, PeerMisbehaved, WorkerError
+from lightyear_node.home import Home, State
+from lightyear_node.learner import Learner
+from lightyear_node.ledger import Ledger, Work
+from lightyear_node.observe.admin import AdminServer
+from lightyear_node.observe.http import HttpServer
+from lightyear_node.observe.metrics import Metrics
+from lightyear_node.observe.observer import Observer, PeerView
+from lightyear_node.records import Digest, Manifest, Opened, PeerName, Round, Update
+from lightyear_node.store import Stored
+from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.server import ExchangeServer, Offer
+from lightyear_node.worker.handle import Worker
+
+TICK_S = 0.2
+EVENTS_MAX = 4096
+"""Events waiting for the loop; peers' announcements are rate-limited, so it never fills."""
+FETCHES_MAX = 4
+"""Updates pulled at the same time: enough to fill a link, few enough to keep memory flat."""
+LOOP_SILENCE_MAX_S = 10.0
+"""A loop that has not turned for so long is not alive."""
+
+
+class _Stopped(Exception):
+    """Raised inside the task group to end everything it owns."""
+
+
+class Node:
+    """One site's daemon, from start to stop."""
+
+    def __init__(self, home: Home, log: logging.Logger, *, exit_when_done: bool = False) -> None:
+        self._home = home
+        self._exit_when_done = exit_when_done
+        self._terms = home.terms()
+        self._state = State(home.directory / home.site.state_dir)
+        self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
+        self._stop = asyncio.Event()
+        self._fetch_slots = asyncio.Semaphore(FETCHES_MAX)
+        self._in_touch: set[PeerName] = set()
+        self._turned_at = time.monotonic()
+        self._work: Work | None = None
+        self._merged_metrics: dict[str, float] = {}
+        self._observer = Observer(
+            Metrics(home.others, [*Phase, "starting"], __version__, home.agreement.rounds),
+            log,
+            {peer: PeerView() for peer in home.others},
+            home.site.rule_of(home.agreement).tau,
+        )
+        expires = home.identity.certificate.expires
+        self._observer.metrics.certificate_expiry.set(expires.timestamp())
+        self._observer.metrics.threshold.set(self._observer.threshold)
+        self._observer.metrics.worker_up.set_function(lambda: self._worker.pid is not None)
+        self._worker = Worker(
+            self._opening(),
+            silence_s=home.site.worker.silence,
+            on_progress=self._progressed,
+        )
+        self._learner = Learner(self._worker, self._state, self._observer.worker_restarted)
+
+    def request_stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Until stopped.  Crash-only: what stopping leaves behind is what a crash would."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self._spawn(self._stop_when_asked())
+                opened, initial = await self._learner.open()
+                self._begin(opened, initial)
+                async with self._listening():
+                    await self._turn()
+        except BaseExceptionGroup as problems:
+            _, others = problems.split(_Stopped)
+            if others is not None:
+                raise _first(others) from None
+            self._observer.log.info("stopped")
+        finally:
+            await self._worker.stop()
+            self._state.close()
+
+    async def _stop_when_asked(self) -> None:
+        await self._stop.wait()
+        raise _Stopped
+
+    def _begin(self, opened: Opened, initial: Stored) -> None:
+        """Everything that needs to know the model, up to the first durable record."""
+        home, observer = self._home, self._observer
+        observer.introduce(opened)
+        header = _header(self._state.models.path(initial.digest))
+        facts = Facts(
+            us=home.us,
+            federation=home.agreement.federation,
+            agreement=home.agreement.digest(),
+            schema=Digest(hashlib.sha256(header).hexdigest()),
+            initial_model=initial.digest,
+            header=header,
+            raw_bytes=initial.raw_bytes,
+            boot_id=str(uuid.uuid4()),
+        )
+        self._facts = facts
+        self._conversation = Conversation(
+            facts,
+            home.certificates,
+            observer,
+            say=self._saying,
+            tell=self._heard,
+            offer=self._offer,
+            wall_ns=time.time_ns,
+            lamport=self._state.journal.lamport,
+        )
+        self._ledger = Ledger(
+            self._state.journal, wall_ns=time.time_ns, stamp=self._conversation.stamp
+        )
+        self._work = self._ledger.work
+        self._ledger.start(
+            schema=facts.schema,
+            initial_model=initial.digest,
+            about={
+                "boot_id": facts.boot_id,
+                "version": __version__,
+                "agreement": facts.agreement,
+                "initial_model": initial.digest,
+            },
+        )
+        observer.remember(self._ledger.rounds())
+        self._barrier = Barrier(home.us, self._terms, self._ledger.memory)
+        self._clients = {
+            PeerName(peer.name): PeerClient(
+                PeerName(peer.name),
+                peer.address,
+                home.certificates[PeerName(peer.name)],
+                home.identity,
+            )
+            for peer in home.agreement.others(home.us)
+        }
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        """Open to peers, operators and monitoring; closed again whatever happens."""
+        home = self._home
+        pins = {peer: home.certificates[peer] for peer in home.others}
+        server = ExchangeServer(home.identity, pins, self._conversation)
+        admin = AdminServer(
+            self._state.directory,
+            {
+                "status": lambda _: self._status(),
+                "rounds": lambda _: self._ledger.rounds(),
+                "health": lambda _: self._not_ready(),
+            },
+        )
+        http: HttpServer | None = None
+        try:
+            await server.start(home.listen)
+            self._observer.log.info("listening on %s as %s", home.listen, home.us)
+            await admin.start()
+            if home.site.http.listen:
+                http = HttpServer(
+                    home.site.http.listen,
+                    self._observer.metrics.registry,
+                    alive=self._not_alive,
+                    ready=self._not_ready,
+                )
+                self._observer.log.info("metrics on http://%s/metrics", home.site.http.listen)
+            yield
+        finally:
+            await server.stop()
+            await admin.stop()
+            for client in self._clients.values():
+                await client.close()
+            if http is not None:
+                http.close()
+
+    # The loop.
+
+    async def _turn(self) -> None:
+        self._carry_out_all(self._barrier.start(time.monotonic()))
+        while True:
+            event: Event = Tick()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    event = await self._events.get()
+            self._turned_at = now = time.monotonic()
+            self._carry_out_all(self._barrier.handle(event, now))
+            self._observer.at(
+                self._barrier.round, self._barrier.phase, self._barrier.waiting_for(now)
+            )
+            if self._exit_when_done and self._everybody_is_done():
+                self.request_stop()
+
+    def _heard(self, event: Event) -> None:
+        """What peers say is said again at the next heartbeat; our own events must always fit."""
+        if self._events.qsize() < EVENTS_MAX // 2:
+            self._events.put_nowait(event)
+
+    def _everybody_is_done(self) -> bool:
+        return self._barrier.phase is Phase.FINISHED and all(
+            view.state == "unreachable" or view.phase == Phase.FINISHED
+            for view in self._observer.peers.values()
+        )
+
+    def _carry_out_all(self, commands: list[Command]) -> None:
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Greet() | Announce():
+                self._contact_everybody()
+            case Train(round):
+                self._spawn(self._train(round))
+            case Seal(update, memory):
+                assert self._work is not None
+                signed = self._home.identity.sign_manifest(self._manifest(update, self._work))
+                self._ledger.seal(update, memory, self._work, signed)
+                self._events.put_nowait(Sealed(update))
+            case Fetch(update):
+                self._spawn(self._fetch(update))
+            case Judge():
+                self._spawn(self._judge(command))
+            case Decide(decision, memory):
+                self._ledger.decide(decision, memory)
+                self._observer.decided(decision.round, decision.why, decision.verdicts)
+            case Merge():
+                self._spawn(self._merge(command))
+            case Commit(round, model, memory):
+                self._ledger.commit(round, model, memory, self._merged_metrics)
+                self._observer.committed(round, model, self._merged_metrics)
+                self._tidy()
+            case Alarm(text=text):
+                self._observer.alarm(text)
+            case Finish():
+                self._observer.finished(self._terms.rounds, self._ledger.model)
+            case _:
+                assert_never(command)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._group.create_task(work)
+
+    # Commands that take a while; each ends as an event.
+
+    async def _train(self, round: Round) -> None:
+        carry = self._ledger.work.carry if self._ledger.work else None
+        self._work = await self._learner.train(round, self._ledger.model, carry)
+        self._observer.trained(round, self._work.metrics)
+        self._events.put_nowait(Trained(self._work.outgoing))
+
+    async def _fetch(self, update: Update) -> None:
+        signed = self._conversation.manifest(update)
+        if self._state.updates.has(update.digest):
+            self._events.put_nowait(Fetched(update))
+            return
+        assert signed is not None, "the barrier asks only for what was announced"
+        try:
+            async with self._fetch_slots:
+                transfer = await self._clients[update.peer].fetch(
+                    signed.manifest, self._state.updates, self._facts.header
+                )
+        except PeerError as problem:
+            self._observer.transfer_failed(update.peer, problem.reason, str(problem))
+            # Bytes that came whole and were wrong will not be right another time.
+            retriable = not isinstance(problem, PeerMisbehaved)
+            self._events.put_nowait(FetchFailed(update, problem.reason, retriable))
+        else:
+            self._observer.transferred(update.peer, "received", transfer)
+            self._events.put_nowait(Fetched(update))
+
+    async def _judge(self, judge: Judge) -> None:
+        assert self._work is not None
+        peers = [(u.peer, u.digest, self._samples(u)) for u in judge.updates]
+        try:
+            verdicts = await self._learner.judge(
+                judge.round, self._work.own, self._ledger.model, peers
+            )
+        except WorkerError as problem:
+            # Without a verdict nobody is merged, and the round goes on with our own model.
+            self._observer.alarm(f"round {judge.round}: no peer could be judged: {problem}")
+            verdicts = ()
+        self._events.put_nowait(Judged(judge.round, verdicts))
+
+    async def _merge(self, merge: Merge) -> None:
+        assert self._work is not None
+        decision = merge.decision
+        weights = {verdict.peer: verdict.weight for verdict in decision.verdicts}
+        accepted = [(u.peer, u.digest, weights[u.peer]) for u in decision.accepted]
+        model, metrics = await self._learner.merge(decision.round, self._work.own, accepted)
+        self._merged_metrics = dict(metrics)
+        self._events.put_nowait(Merged(decision.round, model))
+
+    def _contact_everybody(self) -> None:
+        """One conversation per peer at a time: a slow peer misses heartbeats, nobody else does."""
+        for peer, client in self._clients.items():
+            if peer not in self._in_touch:
+                self._in_touch.add(peer)
+                self._spawn(self._contact(peer, client))
+
+    async def _contact(self, peer: PeerName, client: PeerClient) -> None:
+        try:
+            await self._conversation.contact(peer, client)
+        finally:
+            self._in_touch.discard(peer)
+
+    # What others ask us.
+
+    def _saying(self) -> Saying:
+        return Saying(self._barrier.round, self._barrier.phase, self._ledger.manifest)
+
+    async def _offer(self, digest: Digest) -> Offer | None:
+        """Only what we have announced: other sites' updates are not ours to give."""
+        updates = self._state.updates
+        if digest not in self._ledger.offered or not updates.has(digest):
+            return None
+        # Known by heart for what we sealed in this life; after a restart the file is read again.
+        chunk_digests = await asyncio.to_thread(updates.chunk_digests, digest)
+        return Offer(updates.path(digest), self._facts.raw_bytes, chunk_digests)
+
+    def _status(self) -> dict[str, Any]:
+        agreement = self._home.agreement
+        return {
+            "name": self._home.us,
+            "federation": agreement.federation,
+            "rounds": agreement.rounds,
+            "threshold": self._observer.threshold,
+            "worker_pid": self._worker.pid,
+            "certificate_expires": self._home.identity.certificate.expires.isoformat(),
+            **self._observer.status(),
+        }
+
+    def _not_alive(self) -> list[str]:
+        silent_s = time.monotonic() - self._turned_at
+        return [f"the loop has not turned for {silent_s:.0f} s"] * (silent_s > LOOP_SILENCE_MAX_S)
+
+    def _not_ready(self) -> list[str]:
+        problems = self._not_alive()
+        if self._worker.pid is None:
+            problems.append("the worker is not running")
+        if self._home.identity.certificate.expires <= datetime.now(UTC):
+            problems.append("our certificate has ended")
+        return problems
+
+    # The small print.
+
+    def _opening(self) -> dict[str, Any]:
+        """All that a new worker must know; nothing in it is secret."""
+        home = self._home
+        site, agreement = home.site, home.agreement
+        return {
+            "entry": site.task.entry,
+            "args": site.task.args,
+            "name": home.us,
+            "sites": sorted(home.certificates),
+            "seed": agreement.seed,
+            "rule": site.rule_of(agreement).model_dump(),
+            "device": site.device,
+            "threads": site.worker.threads,
+            "exclude": agreement.exchange.exclude,
+            "malfunction": site.malfunction.model_dump() if site.malfunction else None,
+        }
+
+    def _manifest(self, update: Update, work: Work) -> Manifest:
+        return Manifest(
+            federation=self._facts.federation,
+            update=update,
+            lamport=self._conversation.stamp(),
+            schema=self._facts.schema,
+            raw_bytes=work.raw_bytes,
+            samples=work.samples,
+        )
+
+    def _samples(self, update: Update) -> int:
+        signed = self._conversation.manifest(update)
+        return signed.manifest.samples if signed else 0
+
+    def _progressed(self, job: str, done: int, total: int) -> None:
+        self._observer.progress = (done, total)
+
+    def _tidy(self) -> None:
+        """Drop every file that no later step, nor a restart, can ask for."""
+        ledger = self._ledger
+        assert ledger.work is not None
+        self._state.updates.retain(self._barrier.kept() | set(ledger.offered) | {ledger.work.own})
+        self._state.models.retain(set(ledger.models))
+        self._state.carry.retain({ledger.work.carry})
+
+
+def _header(path: Path) -> bytes:
+    """The first bytes of every update of this model: a length, and the names, shapes and types."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        return length + file.read(int.from_bytes(length, "little"))
+
+
+def _first(problems: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error of a failed task, out of the group that asyncio wraps it in."""
+    first = problems.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

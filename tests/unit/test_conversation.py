@@ -1,0 +1,214 @@
+"""What a node makes of its peers' words, without any network: two conversations, joined by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from lightyear_node.barrier import Announced, Answered, Event, Heard, Phase
+from lightyear_node.conversation import Conversation, Facts, Saying
+from lightyear_node.errors import PeerMisbehaved, PeerUnreachable
+from lightyear_node.identity import Identity, make_identity
+from lightyear_node.observe.metrics import Metrics
+from lightyear_node.observe.observer import Observer, PeerView
+from lightyear_node.records import (
+    Announcement,
+    Digest,
+    Generation,
+    Hello,
+    Manifest,
+    PeerName,
+    Reason,
+    Round,
+    SignedManifest,
+    Update,
+)
+
+NOW = datetime.now(UTC)
+IDENTITIES = {name: make_identity(name, NOW) for name in ("site-a", "site-b", "site-c")}
+SCHEMA, MODEL = Digest("5" * 64), Digest("6" * 64)
+B = PeerName("site-b")
+
+
+class Side:
+    """One site's conversation and all that it passed on."""
+
+    def __init__(self, name: str, **changed: str | bytes | int) -> None:
+        self.identity: Identity = IDENTITIES[name]
+        self.log = io.StringIO()
+        logger = logging.Logger(name)
+        logger.addHandler(logging.StreamHandler(self.log))
+        others = [PeerName(other) for other in IDENTITIES if other != name]
+        metrics = Metrics(others, list(Phase), "0", 1)
+        self.observer = Observer(metrics, logger, {peer: PeerView() for peer in others}, 0.6)
+        self.events: list[Event] = []
+        self.latest: SignedManifest | None = None
+        facts = Facts(
+            us=PeerName(name),
+            federation="ward",
+            agreement=Digest("1" * 64),
+            schema=SCHEMA,
+            initial_model=MODEL,
+            header=b"",
+            raw_bytes=1000,
+            boot_id=f"boot-{name}",
+        )
+        self.facts = replace(facts, **changed)  # type: ignore[arg-type]
+
+        async def offer(digest: Digest) -> None:
+            return None
+
+        self.conversation = Conversation(
+            self.facts,
+            {PeerName(n): (i.certificate,) for n, i in IDENTITIES.items()},
+            self.observer,
+            say=lambda: Saying(Round(4), "training", self.latest),
+            tell=self.events.append,
+            offer=offer,
+            wall_ns=lambda: 0,
+            lamport=0,
+        )
+
+    def seal(self, round: int = 4, **changed: object) -> SignedManifest:
+        update = Update(self.identity.name, Generation(0), Round(round), Digest(f"{round:064x}"))
+        manifest = Manifest("ward", update, 1, SCHEMA, 1000, 10)
+        self.latest = self.identity.sign_manifest(replace(manifest, **changed))  # type: ignore[arg-type]
+        return self.latest
+
+    def refusals(self, peer: str, reason: Reason) -> float:
+        return self.observer.metrics.refusals.labels(peer, reason)._value.get()
+
+
+class Wire:
+    """A line from one side to another, as the network would carry it."""
+
+    def __init__(self, caller: Side, callee: Side) -> None:
+        self.caller, self.callee = caller.identity.name, callee.conversation
+
+    async def hello(self, hello: Hello) -> Hello:
+        return await self.callee.hello(self.caller, hello)
+
+    async def announce(self, announcement: Announcement) -> Announcement:
+        return await self.callee.announce(self.caller, announcement)
+
+
+def contact(caller: Side, callee: Side) -> None:
+    asyncio.run(caller.conversation.contact(callee.identity.name, Wire(caller, callee)))
+
+
+def test_one_call_tells_both_sides_everything() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    ours, theirs = a.seal(), b.seal()
+    contact(a, b)
+    assert a.events == [Answered(B), Announced(theirs.manifest.update)]
+    assert b.events == [Heard(a.identity.name), Announced(ours.manifest.update)]
+    assert a.conversation.manifest(theirs.manifest.update) == theirs
+    assert a.observer.peers[B].state == "reachable"
+
+
+def test_the_greeting_is_said_once_and_again_after_a_failure() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    contact(a, b)
+    contact(a, b)
+    assert a.events == [Answered(B), Heard(B), Heard(B)]
+
+    class Cut(Wire):
+        async def announce(self, announcement: Announcement) -> Announcement:
+            raise PeerUnreachable(B, Reason.UNREACHABLE, "connection refused")
+
+    asyncio.run(a.conversation.contact(B, Cut(a, b)))
+    assert a.observer.peers[B].state == "unreachable"
+    contact(a, b)
+    assert a.events[3:] == [Answered(B), Heard(B)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"federation": "another"}, Reason.FEDERATION),
+        ({"schema": Digest("7" * 64)}, Reason.SCHEMA_MISMATCH),
+    ],
+)
+def test_who_cannot_work_with_us_is_refused_on_both_sides(
+    changed: dict[str, str], reason: Reason
+) -> None:
+    a, b = Side("site-a"), Side("site-b", **changed)
+    contact(a, b)
+    assert a.observer.peers[B].state == "refused"
+    assert b.observer.peers[PeerName("site-a")].state == "refused"
+    assert b.refusals("site-a", reason) == 1
+    assert a.refusals("site-b", reason) == 1
+    assert not a.events
+    assert not b.events
+
+
+def test_differences_that_are_no_obstacle_are_told_once() -> None:
+    a = Side("site-a")
+    b = Side("site-b", agreement=Digest("2" * 64), initial_model=Digest("9" * 64))
+    contact(a, b)
+    contact(a, b)
+    assert a.log.getvalue().count("its peers.yaml says something else") == 1
+    assert a.log.getvalue().count("started from other weights") == 1
+    assert a.events[0] == Answered(B)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"federation": "another"}, Reason.FEDERATION),
+        ({"schema": Digest("7" * 64)}, Reason.SCHEMA_MISMATCH),
+        ({"raw_bytes": 999_999_999}, Reason.TOO_LARGE),
+        ({"lamport": 2**50}, Reason.MALFORMED),
+    ],
+)
+def test_an_unsound_manifest_is_refused_and_counted(
+    changed: dict[str, object], reason: Reason
+) -> None:
+    a, b = Side("site-a"), Side("site-b")
+    signed = b.seal(**changed)
+    contact(a, b)
+    assert a.refusals("site-b", reason) == 1
+    assert a.conversation.manifest(signed.manifest.update) is None
+    assert not any(isinstance(event, Announced) for event in a.events)
+
+
+def test_nobody_speaks_for_another_or_with_anothers_hand() -> None:
+    a, b, c = Side("site-a"), Side("site-b"), Side("site-c")
+    b.latest = c.seal()
+    contact(a, b)
+    assert a.refusals("site-b", Reason.IDENTITY) == 1
+    forged = replace(c.seal().manifest, update=b.seal().manifest.update)
+    b.latest = c.identity.sign_manifest(forged)
+    contact(a, b)
+    assert a.refusals("site-b", Reason.SIGNATURE) == 1
+    assert not any(isinstance(event, Announced) for event in a.events)
+
+
+def test_a_stamp_far_ahead_is_refused_and_moves_nothing() -> None:
+    a = Side("site-a")
+    before = a.conversation.stamp()
+    liar = Announcement(2**60, Round(0), "training", None)
+    with pytest.raises(PeerMisbehaved, match="far beyond"):
+        asyncio.run(a.conversation.announce(B, liar))
+    assert a.conversation.stamp() == before + 1
+
+
+def test_stamps_only_grow_and_follow_what_was_heard() -> None:
+    a = Side("site-a")
+    asyncio.run(a.conversation.announce(B, Announcement(1000, Round(0), "training", None)))
+    assert a.conversation.stamp() > 1000
+
+
+def test_a_flood_of_updates_takes_no_memory() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    first = b.seal(0)
+    for round in range(50):
+        b.seal(round)
+        contact(a, b)
+    assert a.conversation.manifest(first.manifest.update) is None
+    assert len(a.conversation._manifests[B]) <= 4
