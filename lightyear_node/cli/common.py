@@ -1,0 +1,42 @@
+"""Options that several commands share, and the JSON envelope around what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+SCHEMA_VERSION = "1"
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+HomeOption = Annotated[
+    Path,
+    typer.Option(
+        "--home",
+        envvar="LIGHTYEAR_HOME",
+        help="The node's folder, as `init` made it.",
+        show_default=".",
+    ),
+]
+PeersOption = Annotated[Path, typer.Option("--peers", help="The federation's peers.yaml.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+
+
+def print_json(data: Any) -> None:
+    """Control characters and lone surrogates never reach the terminal: JSON escapes them."""
+    typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "status": "ok", "data": data}))
+
+
+def state_dir_of(home: Path) -> Path:
+    from lightyear_node.config import NODE_FILE, load_site
+
+    return home / load_site(home / NODE_FILE, os.environ).state_dir

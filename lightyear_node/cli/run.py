@@ -1,0 +1,73 @@
+"""`start`: run this site's node until it is stopped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lightyear_node.cli import app
+from lightyear_node.cli.common import HomeOption
+
+
+@app.command()
+def start(
+    peers: Annotated[Path, typer.Option("--peers", help="The federation's peers.yaml.")],
+    home: HomeOption = Path(),
+    task: Annotated[str | None, typer.Option(help="Your model: `package.module:function`.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port to listen on.")] = None,
+    http: Annotated[
+        str | None, typer.Option(help="host:port of metrics and health; empty for none.")
+    ] = None,
+    state_dir: Annotated[str | None, typer.Option(help="Where the node keeps its state.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.")] = None,
+    exit_when_done: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-done",
+            help="End when every site has finished; otherwise go on serving until stopped.",
+        ),
+    ] = False,
+) -> None:
+    """Run this site: train, exchange, judge, merge, round after round."""
+    import asyncio
+    import signal
+    from datetime import UTC, datetime
+
+    from lightyear_node.home import load_home
+    from lightyear_node.observe.log import set_up
+
+    given: dict[str, Any] = {
+        "listen": listen,
+        "state_dir": state_dir,
+        "device": device,
+        "task": {"entry": task} if task is not None else None,
+        "http": {"listen": http} if http is not None else None,
+        "log": {"level": log_level} if log_level is not None else None,
+    }
+    flags = {key: value for key, value in given.items() if value is not None}
+    settings = load_home(home, peers, environment=os.environ, flags=flags, now=datetime.now(UTC))
+    log = set_up(settings.site.log.level)
+
+    async def run() -> None:
+        from lightyear_node.node import Node
+
+        node = Node(settings, log, exit_when_done=exit_when_done)
+        loop = asyncio.get_running_loop()
+
+        def stop(name: str) -> None:
+            log.info("%s: stopping", name)
+            node.request_stop()
+            # A second signal does not wait for anything.
+            for sig in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(sig, os._exit, 130)
+
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sig, stop, sig.name)
+        await node.run()
+
+    log.info("%s of federation %s", settings.us, settings.agreement.federation)
+    asyncio.run(run())

@@ -1,0 +1,77 @@
+"""What the federation tests ask of sites: their status, journals and metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from lightyear_node.barrier import Memory
+from lightyear_node.config import BarrierTerms
+from lightyear_node.journal import Record
+from lightyear_node.lab.federation import SiteHome, Statuses
+from lightyear_node.records import PeerName
+
+DEADLINE_S = 150.0
+"""Generous: a slow machine makes these tests slow, not red."""
+
+A, B, C = (PeerName(f"site-{letter}") for letter in "abc")
+QUICK = BarrierTerms(
+    min_peers=1, faulty_max=0, heartbeat=0.5, grace=3.0, suspect=5.0, observe=2.0
+)
+
+LayOut = Callable[..., list[SiteHome]]
+
+
+def memory_of(home: SiteHome) -> tuple[Memory, Any]:
+    """What a site would remember if it were killed now: the barrier's memory and its manifest."""
+    with sqlite3.connect(f"file:{home.state_dir}/journal.db?mode=ro", uri=True) as db:
+        kept = {key: json.loads(value) for key, value in db.execute("SELECT * FROM memory")}
+    return Memory.from_plain(kept["barrier"]), kept.get("manifest")
+
+
+def all_finished(statuses: Statuses) -> bool:
+    return all(status is not None and status["finished"] for status in statuses.values())
+
+
+def finished(*names: PeerName) -> Callable[[Statuses], bool]:
+    return lambda statuses: all_finished({name: statuses[name] for name in names})
+
+
+def metrics_of(home: SiteHome) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{home.http_address}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    matches = (re.fullmatch(r"([^#]\S*(?:\{.*\})?) (\S+)", line) for line in lines)
+    return {match[1]: float(match[2]) for match in matches if match}
+
+
+def one_digest_per_round(history: list[Record]) -> dict[int, str]:
+    """Round → announced digest; a site that sealed two for one round has lied to somebody."""
+    sealed: dict[int, str] = {}
+    for record in history:
+        if record.kind == "seal":
+            update = record.body["update"]
+            assert sealed.setdefault(update["round"], update["digest"]) == update["digest"]
+    return sealed
+
+
+def check_histories(homes: list[SiteHome], records: Callable[[SiteHome], list[Record]]) -> None:
+    """What must hold between the journals of all sites, whatever happened to them."""
+    histories = {home.name: records(home) for home in homes}
+    sealed = {name: one_digest_per_round(history) for name, history in histories.items()}
+    for name, history in histories.items():
+        committed = [record.round for record in history if record.kind == "commit"]
+        assert committed == sorted(set(committed)), f"{name} went back: {committed}"
+        used: set[tuple[str, str]] = set()
+        for record in history:
+            if record.kind != "decision":
+                continue
+            for update in record.body["accepted"]:
+                # Authentic, not older than the round, and never used twice.
+                assert sealed[update["peer"]][update["round"]] == update["digest"]
+                assert update["round"] >= record.round
+                assert (update["peer"], update["digest"]) not in used
+                used.add((update["peer"], update["digest"]))

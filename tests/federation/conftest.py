@@ -1,0 +1,57 @@
+"""Small federations of real nodes: one process and one worker per site, mutual TLS, loopback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from lightyear_node.config import BarrierTerms, Malfunction, RuleTerms
+from lightyear_node.journal import Journal, Record
+from lightyear_node.lab.federation import SiteHome, lay_out, site_names
+from lightyear_node.records import PeerName
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from asking import QUICK, LayOut
+
+
+@pytest.fixture
+def lay_out_sites(tmp_path: Path) -> LayOut:
+    def make(
+        sites: int = 3,
+        *,
+        rounds: int = 3,
+        malfunctions: Mapping[PeerName, Malfunction] | None = None,
+        barrier: BarrierTerms = QUICK,
+        rule: RuleTerms | None = None,
+    ) -> list[SiteHome]:
+        return lay_out(
+            tmp_path,
+            site_names(sites),
+            seed=7,
+            rounds=rounds,
+            barrier=barrier,
+            malfunctions=malfunctions,
+            rule=rule,
+        )
+
+    return make
+
+
+@pytest.fixture
+def records() -> Iterator[Callable[[SiteHome], list[Record]]]:
+    """A site's journal, read beside the running node; its chain must hold."""
+    opened: list[Journal] = []
+
+    def read(home: SiteHome) -> list[Record]:
+        journal = Journal(home.state_dir / "journal.db")
+        opened.append(journal)
+        assert journal.first_bad_record() is None
+        return list(journal.records())
+
+    yield read
+    for journal in opened:
+        journal.close()

@@ -1,0 +1,182 @@
+"""Three real nodes: they learn together, and one that is killed comes back as if nothing was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.request
+from collections.abc import Callable
+
+import psutil
+from asking import (
+    DEADLINE_S,
+    A,
+    B,
+    C,
+    LayOut,
+    all_finished,
+    check_histories,
+    finished,
+    memory_of,
+    metrics_of,
+)
+
+from lightyear_node.config import Malfunction
+from lightyear_node.journal import Record
+from lightyear_node.lab.federation import Federation, SiteHome
+
+Records = Callable[[SiteHome], list[Record]]
+
+
+def test_a_sign_flipping_site_ends_rejected_by_everybody(
+    lay_out_sites: LayOut, records: Records
+) -> None:
+    rounds = 4
+    homes = lay_out_sites(rounds=rounds, malfunctions={C: Malfunction(kind="sfa")})
+    with Federation(homes) as federation:
+        statuses = federation.wait_until(all_finished, DEADLINE_S)
+        for home in homes[:2]:
+            verdicts = [v for entry in federation.rounds(home.name) for v in entry["verdicts"]]
+            about_c = [v for v in verdicts if v["peer"] == C]
+            assert len(about_c) == rounds
+            assert not any(v["accepted"] for v in about_c)
+            status = statuses[home.name]
+            assert status is not None
+            [shown] = [peer for peer in status["peers"] if peer["name"] == C]
+            assert (shown["verdict"], shown["rejected_in_a_row"]) == ("rejected", rounds)
+            assert shown["reason"] == "too_far"
+
+            metrics = metrics_of(home)
+            series = 'lightyear_peer_verdicts_total{peer="site-c",reason="too_far",verdict="rejected"}'
+            assert metrics[series] == rounds
+            assert metrics["lightyear_round"] == rounds
+            assert metrics['lightyear_round_phase{phase="finished"}'] == 1
+            received = 'lightyear_transfer_bytes_total{direction="received",peer="site-c"}'
+            assert metrics[received] > 0
+            with urllib.request.urlopen(f"http://{home.http_address}/readyz") as answer:
+                assert answer.status == 200
+        # The honest two do take each other's models once they have learnt something.
+        accepted = [
+            v["accepted"]
+            for entry in federation.rounds(A)
+            for v in entry["verdicts"]
+            if v["peer"] == B
+        ]
+        assert accepted[-1]
+        assert statuses[A] is not None
+        assert statuses[A]["metrics"]["merged"]["accuracy"] > 0.5
+    check_histories(homes, records)
+
+
+def test_sigkill_while_waiting_for_peers_resumes_with_the_identical_update(
+    lay_out_sites: LayOut, records: Records
+) -> None:
+    homes = lay_out_sites(rounds=4)
+    by_name = {home.name: home for home in homes}
+    with Federation(homes) as federation:
+        federation.wait_until(lambda s: all(x is not None and x["round"] >= 1 for x in s.values()), DEADLINE_S)
+        # With the others frozen, site-c trains and then waits with its update announced.
+        for name in (A, B):
+            os.kill(federation.pid(name), signal.SIGSTOP)
+        try:
+            _wait_for_phase(federation, by_name[C], "collecting")
+            before, manifest = memory_of(by_name[C])
+            file = by_name[C].state_dir / "updates" / manifest["manifest"]["update"]["digest"]
+            content = file.read_bytes()
+            federation.kill(C, signal.SIGKILL)
+            federation.wait_for_exit(C)
+            federation.start(C)
+            _wait_for_phase(federation, by_name[C], "collecting")
+            after, same = memory_of(by_name[C])
+            assert (after.round, after.announced, same) == (before.round, before.announced, manifest)
+            assert file.read_bytes() == content
+        finally:
+            for name in (A, B):
+                os.kill(federation.pid(name), signal.SIGCONT)
+        federation.wait_until(all_finished, DEADLINE_S)
+    check_histories(homes, records)
+
+
+def _wait_for_phase(federation: Federation, home: SiteHome, phase: str) -> None:
+    """Asks only this site: the others may be frozen."""
+    from lightyear_node.observe.admin import NotRunning, ask
+
+    def reached(_: object) -> bool:
+        try:
+            return bool(ask(home.state_dir, "status")["phase"] == phase)
+        except NotRunning:
+            return False
+
+    alone = Federation([])
+    alone.wait_until(reached, DEADLINE_S)
+    federation.check()
+
+
+def test_sigkill_at_random_moments_never_tells_two_stories(
+    lay_out_sites: LayOut, records: Records
+) -> None:
+    """Killed in whatever phase it happens to be, again and again, the site finishes all the same."""
+    homes = lay_out_sites(rounds=6)
+    with Federation(homes) as federation:
+        for at_round in (0, 2, 3):
+            federation.wait_until(
+                lambda s, r=at_round: s[C] is not None and s[C]["round"] >= r, DEADLINE_S
+            )
+            federation.kill(C, signal.SIGKILL)
+            federation.wait_for_exit(C)
+            federation.start(C)
+        federation.wait_until(all_finished, DEADLINE_S)
+    check_histories(homes, records)
+
+
+def test_the_others_go_on_without_a_dead_site(lay_out_sites: LayOut, records: Records) -> None:
+    homes = lay_out_sites(rounds=4)
+    with Federation(homes) as federation:
+        federation.wait_until(lambda s: s[A] is not None and s[A]["round"] >= 1, DEADLINE_S)
+        federation.kill(C, signal.SIGKILL)
+        federation.wait_until(finished(A, B), DEADLINE_S)
+        last = federation.rounds(A)[-1]
+        [about_c] = [v for v in last["verdicts"] if v["peer"] == C]
+        assert not about_c["accepted"]
+        assert about_c["digest"] is None
+    check_histories(homes[:2] + homes[2:], records)
+
+
+def test_sigterm_ends_a_node_cleanly_and_its_worker_with_it(lay_out_sites: LayOut) -> None:
+    homes = lay_out_sites(rounds=50)
+    with Federation(homes) as federation:
+        statuses = federation.wait_until(
+            lambda s: s[A] is not None and s[A]["phase"] == "training", DEADLINE_S
+        )
+        assert statuses[A] is not None
+        worker = psutil.Process(statuses[A]["worker_pid"])
+        federation.kill(A, signal.SIGTERM)
+        assert federation.wait_for_exit(A, 30) == 0
+        assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    assert "Traceback" not in homes[0].log.read_text()
+
+
+def test_a_killed_worker_is_replaced_and_the_round_goes_on(
+    lay_out_sites: LayOut, records: Records
+) -> None:
+    homes = lay_out_sites(2, rounds=3)
+    with Federation(homes) as federation:
+        statuses = federation.wait_until(
+            lambda s: s[A] is not None and s[A]["worker_pid"] is not None, DEADLINE_S
+        )
+        assert statuses[A] is not None
+        os.kill(statuses[A]["worker_pid"], signal.SIGKILL)
+        federation.wait_until(all_finished, DEADLINE_S)
+        assert metrics_of(homes[0])["lightyear_worker_restarts_total"] >= 1
+    check_histories(homes, records)
+
+
+def test_a_killed_daemon_leaves_no_worker_behind(lay_out_sites: LayOut) -> None:
+    homes = lay_out_sites(2, rounds=50)
+    with Federation(homes) as federation:
+        federation.wait_until(lambda s: s[A] is not None, DEADLINE_S)
+        children = psutil.Process(federation.pid(A)).children(recursive=True)
+        assert children
+        federation.kill(A, signal.SIGKILL)
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive

@@ -1,0 +1,107 @@
+"""Sites that do not fit: refused with their reason, counted, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from asking import DEADLINE_S, A, B, C, LayOut, check_histories, finished, metrics_of
+
+from lightyear_node.config import Malfunction
+from lightyear_node.errors import PeerError
+from lightyear_node.identity import Identity, make_identity
+from lightyear_node.journal import Record
+from lightyear_node.lab.federation import Federation, SiteHome
+from lightyear_node.records import Announcement, PeerName, Round
+from lightyear_node.transport.client import PeerClient
+
+D = PeerName("site-d")
+
+OTHER_MODEL = """
+from torch import nn
+from lightyear_node.tasks import digits
+
+def build(**arguments):
+    task = digits.build(**arguments)
+    task.model = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    return task
+"""
+
+
+def change_yaml(path: Path, **changed: object) -> None:
+    document = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**document, **changed}))
+
+
+def test_a_site_with_another_model_or_federation_or_nan_is_refused_with_its_reason(
+    lay_out_sites: LayOut, records: Callable[[SiteHome], list[Record]]
+) -> None:
+    homes = lay_out_sites(5, rounds=2, malfunctions={PeerName("site-e"): Malfunction(kind="nan")})
+    other_model, other_federation = homes[2], homes[3]
+    (other_model.directory / "other.py").write_text(OTHER_MODEL)
+    change_yaml(other_model.directory / "node.yaml", task={"entry": "other:build"})
+    change_yaml(other_federation.directory / "peers.yaml", federation="another")
+    with Federation(homes) as federation:
+        statuses = federation.wait_until(finished(A, B), DEADLINE_S)
+        for home in homes[:2]:
+            metrics = metrics_of(home)
+            for peer, reason in ((C, "schema_mismatch"), (D, "federation")):
+                assert metrics[f'lightyear_peer_refusals_total{{peer="{peer}",reason="{reason}"}}'] > 0
+            nonfinite = (
+                'lightyear_peer_verdicts_total{peer="site-e",reason="nonfinite",verdict="rejected"}'
+            )
+            assert metrics[nonfinite] > 0
+            status = statuses[home.name]
+            assert status is not None
+            about = {peer["name"]: peer for peer in status["peers"]}
+            assert about[C]["state"] == "refused"
+            assert "other tensors" in about[C]["about"]
+            assert about[D]["state"] == "refused"
+            assert "'another'" in about[D]["about"]
+    check_histories([homes[0], homes[1], homes[4]], records)
+
+
+def test_a_stranger_gets_no_word_and_a_member_cannot_speak_for_another(
+    lay_out_sites: LayOut,
+) -> None:
+    homes = lay_out_sites(2, rounds=50)
+    node, other = homes
+    identity = Identity.load(other.directory / "keys")
+    certificate = Identity.load(node.directory / "keys").certificate
+
+    async def announce(caller: Identity) -> Announcement:
+        client = PeerClient(node.name, node.address, [certificate], caller)
+        try:
+            return await client.announce(Announcement(1, Round(0), "training", None))
+        finally:
+            await client.close()
+
+    with Federation([node]) as federation:
+        federation.wait_until(lambda s: s[node.name] is not None, DEADLINE_S)
+        stranger = make_identity("site-b", datetime.now(UTC))
+        with pytest.raises(PeerError):
+            asyncio.run(announce(stranger))
+        # The very same call by the site that is pinned is answered.
+        assert asyncio.run(announce(identity)).phase
+        assert metrics_of(node)["lightyear_round"] == 0
+
+
+def test_a_port_in_use_and_a_second_daemon_are_refused(lay_out_sites: LayOut) -> None:
+    homes = lay_out_sites(2, rounds=50)
+    with Federation(homes[:1]) as federation:
+        federation.wait_until(lambda s: s[A] is not None, DEADLINE_S)
+        second = Federation(homes[:1])
+        second.start(A)
+        assert second.wait_for_exit(A, 60) == 75
+        assert "another node" in homes[0].log.read_text()
+
+        change_yaml(homes[1].directory / "node.yaml", listen=homes[0].address)
+        intruder = Federation(homes[1:])
+        intruder.start(B)
+        assert intruder.wait_for_exit(B, 60) == 78
+        assert f"cannot listen on {homes[0].address}" in homes[1].log.read_text()
+        assert federation.status()[A] is not None
