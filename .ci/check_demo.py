@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 document = json.loads(Path(sys.argv[1]).read_text().splitlines()[-1])
-assert document["schema_version"] == "1" and document["status"] == "ok", document
+assert (document["schema_version"], document["status"]) == ("1", "ok"), document
 data = document["data"]
 verdicts = data["verdicts"]
 honest = [site for site in data["sites"] if not site["malfunctioning"]]

@@ -74,12 +74,13 @@ class RuleTerms(_Frozen):
 
 
 class BarrierTerms(_Frozen):
-    """When a round closes; `min_peers` and `faulty_max` default to what the sites' number allows."""
+    """When a round closes; `min_peers` and `faulty_max` default to what suits the sites' number."""
 
     min_peers: int | None = Field(default=None, ge=1)
     faulty_max: int | None = Field(default=None, ge=0)
     grace: Seconds = 30.0
-    deadline: Seconds = 1800.0
+    deadline: Seconds | None = None
+    """How long a site that is still training is waited for; no longer than `grace` by default."""
     heartbeat: Seconds = 5.0
     suspect: Seconds = 20.0
     observe: Seconds = 5.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lightyear_node.admission import lamport_jumps, refusal
-from lightyear_node.barrier import Announced, Answered, Event, Heard
+from lightyear_node.barrier import Announced, Answered, Event, Heard, Phase
 from lightyear_node.errors import PeerError, PeerMisbehaved, PeerRefusedUs, PeerUnreachable
 from lightyear_node.identity import Certificate
 from lightyear_node.observe.observer import Observer
@@ -203,7 +203,11 @@ class Conversation:
                 raise PeerMisbehaved(peer, *wrong)
             self._remember(signed)
         self._observer.reached(peer, theirs.round, theirs.phase)
-        self._tell(Announced(signed.manifest.update) if signed is not None else Heard(peer))
+        at_work = theirs.phase == Phase.TRAINING
+        if signed is not None:
+            self._tell(Announced(signed.manifest.update, at_work))
+        else:
+            self._tell(Heard(peer, at_work))
 
     def _remember(self, signed: SignedManifest) -> None:
         update = signed.manifest.update

@@ -33,6 +33,7 @@ from lightyear_node.journal import Journal
 from lightyear_node.records import PeerName
 from lightyear_node.store import Store
 
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """Settings that have passed every check that needs no network and no model."""
@@ -81,6 +82,7 @@ class Home:
             faulty_max=faulty_max,
             rounds=self.agreement.rounds,
             grace_s=barrier.grace,
+            deadline_s=barrier.deadline or 0.0,
             heartbeat_s=barrier.heartbeat,
             suspect_s=barrier.suspect,
             observe_s=barrier.observe,

@@ -188,7 +188,7 @@ class Node:
         """Open to peers, operators and monitoring; closed again whatever happens."""
         home = self._home
         pins = {peer: home.certificates[peer] for peer in home.others}
-        server = ExchangeServer(home.identity, pins, self._conversation)
+        self._server = server = ExchangeServer(home.identity, pins, self._conversation)
         admin = AdminServer(
             self._state.directory,
             {
@@ -229,6 +229,7 @@ class Node:
                 async with asyncio.timeout(TICK_S):
                     event = await self._events.get()
             self._turned_at = now = time.monotonic()
+            self._server.report_strangers()
             self._carry_out_all(self._barrier.handle(event, now))
             self._observer.at(
                 self._barrier.round, self._barrier.phase, self._barrier.waiting_for(now)

@@ -21,7 +21,8 @@ loose lock-step, with rounds as Lamport time.  The laws:
 4. A peer has delivered when we hold an update of it with tag >= our round: a fresher one is never
    worse, and a peer that has moved on does not hold us back.
 5. A round closes with min_peers delivered and nobody left to wait for (ALL) or a grace period over
-   (GRACE), or because the supported round is beyond it (OVERTAKEN); never for time alone.
+   (GRACE), or because the supported round is beyond it (OVERTAKEN); never for time alone.  Who says
+   that it is still training is waited for beyond the grace, up to a deadline.
 6. One update of a peer is merged at most once.
 7. Every table has one slot per peer.  No memory is spent on a round number.
 

@@ -108,13 +108,15 @@ class Barrier:
         match event:
             case Tick():
                 pass
-            case Heard(peer):
+            case Heard(peer, at_work):
                 self._view.hear(peer, now)
+                self._view.note_work(peer, at_work)
             case Answered(peer):
                 self._view.hear(peer, now)
                 self._answered |= {peer} & self.terms.peers
-            case Announced(update):
+            case Announced(update, at_work):
                 self._view.learn(update, now)
+                self._view.note_work(update.peer, at_work)
             case Fetched(update):
                 self._view.receive(update, now)
             case FetchFailed(update, reason, retriable):
@@ -294,10 +296,17 @@ class Barrier:
             words = [f"{peer} is {view.standing(peer, round, now)}" for peer in missing]
             return Cause.ALL, f"nobody to wait for with {share}; {_list(words)}"
         if self._is_grace_over(self._quorum_since, now):
-            return Cause.GRACE, f"grace over with {share}; missing {_list(missing)}"
+            # The slowest site may be the largest: it is not dropped while it says it is training.
+            patient = self.terms.deadline_s > self.terms.grace_s
+            working = view.working(round, now) if patient else []
+            if not working:
+                return Cause.GRACE, f"grace over with {share}; missing {_list(missing)}"
+            if self._is_deadline_over(now):
+                view.lose_patience(working)
+                return Cause.GRACE, f"deadline over with {share}; missing {_list(missing)}"
         # What is on its way may still arrive, or a slow site would never merge anything.
-        patient = view.arriving(round) and not self._is_grace_over(self._overtaken_since, now)
-        if overtaken and not patient:
+        arriving = view.arriving(round) and not self._is_grace_over(self._overtaken_since, now)
+        if overtaken and not arriving:
             beyond = view.beyond(round)
             are = "is" if beyond == 1 else "are"
             text = f"overtaken: {_count(beyond, 'peer')} {are} beyond round {round}"
@@ -306,6 +315,10 @@ class Barrier:
 
     def _is_grace_over(self, since: float | None, now: float) -> bool:
         return since is not None and now - since >= self.terms.grace_s
+
+    def _is_deadline_over(self, now: float) -> bool:
+        since = self._quorum_since
+        return since is not None and now - since >= self.terms.deadline_s
 
     def _complain(self, now: float) -> list[Command]:
         """Say that too few updates are here.  Waiting longer is all that is done about it."""
@@ -354,8 +367,13 @@ class Barrier:
         delivered = view.delivered(self.round)
         here = f"{len(delivered)} of at least {_count(self.terms.min_peers, 'update')} here"
         if self._quorum_since is not None:
-            left_s = max(0.0, self._quorum_since + self.terms.grace_s - now)
+            waited_s = now - self._quorum_since
             awaited = _list(view.awaited(self.round, now))
+            if waited_s >= self.terms.grace_s:
+                left_s = max(0.0, self.terms.deadline_s - waited_s)
+                closing = f"still training; closing in {left_s:.0f} s at the latest"
+                return f"waiting for {awaited} ({here}; {closing})"
+            left_s = self.terms.grace_s - waited_s
             return f"waiting for {awaited} ({here}; closing in {left_s:.0f} s)"
         absent = [peer for peer in view.peers if peer not in {*delivered, *view.excluded}]
         if not absent:

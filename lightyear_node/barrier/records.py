@@ -54,6 +54,7 @@ class Terms:
     faulty_max: int
     rounds: int
     grace_s: float = 30.0
+    deadline_s: float = 0.0
     heartbeat_s: float = 5.0
     suspect_s: float = 20.0
     observe_s: float = 5.0
@@ -166,9 +167,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A sign of life."""
+    """A sign of life; `at_work` if the peer says that it is training."""
 
     peer: PeerName
+    at_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ class Announced:
     """A peer itself has told us, signed, that it has sealed this update."""
 
     update: Update
+    at_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)

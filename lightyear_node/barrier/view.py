@@ -37,12 +37,24 @@ class View:
         self._failed: dict[PeerName, _Failure] = {}
         self._held: dict[PeerName, Update] = {}
         self._passed_over: set[PeerName] = set()
+        self._at_work: set[PeerName] = set()
+        self._tried_patience: set[PeerName] = set()
 
     # What happens.
 
     def hear(self, peer: PeerName, now: float) -> None:
         if peer in self.terms.peers:
             self._heard_at[peer] = now
+
+    def note_work(self, peer: PeerName, at_work: bool) -> None:
+        if at_work and peer in self.terms.peers:
+            self._at_work.add(peer)
+        else:
+            self._at_work.discard(peer)
+
+    def lose_patience(self, peers: list[PeerName]) -> None:
+        """Whoever was waited for until the deadline gets no more than a grace until it delivers."""
+        self._tried_patience.update(peers)
 
     def learn(self, update: Update, now: float) -> None:
         peer = update.peer
@@ -66,6 +78,7 @@ class View:
         self.hear(peer, now)
         if update.generation == self._latest[peer].generation:
             self._held[peer] = update
+            self._tried_patience.discard(peer)
 
     def fail(self, update: Update, reason: Reason, retry_at: float | None) -> None:
         if self._fetching.get(update.peer) == update:
@@ -148,6 +161,11 @@ class View:
 
     def awaited(self, round: Round, now: float) -> list[PeerName]:
         return [peer for peer in self.peers if self.standing(peer, round, now) is Standing.AWAITED]
+
+    def working(self, round: Round, now: float) -> list[PeerName]:
+        """Those of the awaited who say that they are training, and may be believed."""
+        believed = self._at_work - self._tried_patience
+        return [peer for peer in self.awaited(round, now) if peer in believed]
 
     def unusable(self, peer: PeerName, round: Round, now: float) -> Reason | None:
         """Why nothing of a peer is judged when this round closes; None if something is."""

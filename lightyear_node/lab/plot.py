@@ -19,6 +19,8 @@ from lightyear_node.records import PeerName
 
 BLUE, VERMILION, SKY, GREY = "#0072B2", "#D55E00", "#56B4E9", "#9AA0A6"
 DPI = 144
+NUMBERED_SITES_MAX = 6
+"""With more, names and numbers at the bars would run into each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def draw(results: Results, paper: Paper = LIGHT) -> bytes:
     from matplotlib.figure import Figure
 
     sites = len(results.sites)
-    width = 14.5 + 0.35 * max(0, sites - 6)
+    width = 14.5 + 0.35 * max(0, sites - NUMBERED_SITES_MAX)
     figure = Figure(figsize=(width, 5.6), dpi=DPI, facecolor=paper.ground)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(
@@ -113,7 +115,7 @@ def _bars(axes: Any, results: Results, paper: Paper) -> None:
                 hatch="////" if site.malfunctioning else None,
                 edgecolor=paper.ground, linewidth=0,
             )  # fmt: skip
-            if len(results.sites) <= 6:
+            if len(results.sites) <= NUMBERED_SITES_MAX:
                 weight = "bold" if label == "federated" else "normal"
                 axes.text(
                     x, value + 0.012, f"{value:.2f}".lstrip("0") if value < 1 else "1",
@@ -242,13 +244,12 @@ def _score(one: Judgement) -> float:
 
 def _labels(results: Results, *, full: bool = True) -> list[str]:
     names: list[PeerName] = [site.name for site in results.sites]
-    short = short_names(names)
-    full = full and len(names) <= 6
-    return [
-        (name if full else short[name])
-        + (f"\n{in_short(results.malfunction)}" if full and name in results.bad else "")
-        for name in names
-    ]
+    if not full or len(names) > NUMBERED_SITES_MAX:
+        return list(short_names(names).values())
+    fault = in_short(results.malfunction)
+    if len(results.bad) > 1:
+        fault = fault.replace(" ", "\n")  # neighbours' labels must not run into each other
+    return [f"{name}\n{fault}" if name in results.bad else name for name in names]
 
 
 def _mark_bad(labels: Sequence[Any], results: Results) -> None:

@@ -33,6 +33,7 @@ ALONE = "local"
 """The rule of a site without peers: it keeps what it has trained."""
 
 YIELDING_NICE = 10
+FOLDER_PREFIX = "lightyear-simulate-"
 
 Progress = Callable[[int, int], None]
 
@@ -175,7 +176,7 @@ class _Seat:
 def simulate(spec: Spec, progress: Progress = lambda done, total: None) -> SimResult:
     """Run all rounds; `progress` counts the rounds of single sites."""
     total = spec.rounds * len(spec.sites)
-    with tempfile.TemporaryDirectory(prefix="lightyear-simulate-") as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         seats = _seats(spec, Path(folder))
         for number in range(spec.rounds):
             round = Round(number)
@@ -237,12 +238,14 @@ class Apart:
     """
 
     def __init__(self, specs: Sequence[Spec], *, yielding: bool = False) -> None:
+        # Ours, not the child's: it may be ended before it can clear up.
+        self._folder = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX)
         self._child = subprocess.Popen(
             [sys.executable, "-m", __name__, *(["--yielding"] if yielding else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=package_environment(),
+            env={**package_environment(), "TMPDIR": self._folder.name},
             # Ctrl-C at the terminal is for us; we end the child.
             start_new_session=True,
         )
@@ -264,6 +267,7 @@ class Apart:
         self._child.kill()
         self._child.wait()
         self._child.stdout.close()
+        self._folder.cleanup()
 
     def results(self, progress: Progress = lambda done, total: None) -> list[SimResult]:
         """One for each spec; blocks until the last is there."""

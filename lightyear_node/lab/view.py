@@ -93,7 +93,7 @@ def counting(console: Console, label: str, *, shown: bool = True) -> Iterator[Co
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        with Progress(*columns, console=console) as progress:
+        with Progress(*columns, console=console, transient=True) as progress:
             bar = progress.add_task(label, total=None)
             yield lambda done, total: progress.update(bar, completed=done, total=total)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -108,8 +108,9 @@ class PeerClient:
                 wire_bytes = await self._receive(call, incoming, on_progress)
                 await asyncio.to_thread(incoming.finish)
             finally:
-                incoming.close()
                 call.cancel()
+                # In a thread: it waits for one that still writes, or syncs, after a cancellation.
+                await asyncio.to_thread(incoming.close)
         received = max(0, manifest.raw_bytes - first_chunk * CHUNK_BYTES)
         return Transfer(received, wire_bytes, _now() - started)
 
@@ -128,9 +129,7 @@ class PeerClient:
                 raw_bytes, chunk_digests = messages.list_from(piece)
                 if raw_bytes > manifest.raw_bytes:
                     raise ChunkRefused(Reason.TOO_LARGE, f"{raw_bytes} bytes are on offer")
-                incoming = await asyncio.to_thread(
-                    Incoming.open, store, digest, raw_bytes, chunk_digests, expected_header
-                )
+                incoming = await _opened(store, digest, raw_bytes, chunk_digests, expected_header)
             except BaseException:
                 call.cancel()
                 raise
@@ -183,7 +182,7 @@ class PeerClient:
     async def _read(self, call: Call) -> Message | None:
         """The next piece, or None at the end of the stream."""
         async with asyncio.timeout(limits.CHUNK_READ_S):
-            piece = await call.read()
+            piece = await _unbroken(call.read())
         return None if piece is grpc.aio.EOF else piece
 
     @contextlib.contextmanager
@@ -205,6 +204,33 @@ class PeerClient:
             raise PeerUnreachable(
                 self.peer, Reason.UNREACHABLE, "the same update is just coming from another peer"
             ) from None
+
+
+async def _unbroken(read: Coroutine[Any, Any, Any]) -> Any:
+    """Await gRPC's read; if that is cancelled, the read itself goes on until its call ends.
+
+    gRPC frees a message only at the end of the read that receives it: one that is cancelled while
+    it waits leaks the next chunk, a megabyte each time.
+    """
+    reading = asyncio.get_running_loop().create_task(read)
+    # How a read ends that nobody awaits any more is no news.
+    reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return await asyncio.shield(reading)
+
+
+async def _opened(*arguments: Any) -> Incoming:
+    """Open in a thread, since the partial file is hashed; and close again if nobody waits."""
+    opening = asyncio.get_running_loop().run_in_executor(None, Incoming.open, *arguments)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_late)
+        raise
+
+
+def _close_late(opening: asyncio.Future[Incoming]) -> None:
+    if opening.exception() is None:
+        opening.result().close()
 
 
 def _take(incoming: Incoming, frame: bytes) -> None:

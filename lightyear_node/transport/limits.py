@@ -31,6 +31,8 @@ DETAIL_CHARS_MAX = 300
 # -- how long -------------------------------------------------------------------------------------
 CALL_S = 5.0
 """Greeting and announcement: a heartbeat is lost rather than late."""
+HANDSHAKE_S = 10.0
+"""From the first byte of a connection to the first call of a known peer."""
 CHUNK_READ_S = 30.0
 """A fetch ends when no chunk has come for so long; never by its total duration, which is the
 model's size over the link's speed and nobody's fault."""
@@ -77,7 +79,7 @@ SERVER_OPTIONS: Options = (
     # Per connection: two fetches, an announcement and a greeting are four.
     ("grpc.max_concurrent_streams", 16),
     # Sockets that connect and say nothing; the default is two minutes.
-    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
     # Peers ping every 20 s; twice that often is still tolerated, faster is a flood.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 3),

@@ -13,6 +13,7 @@ import logging
 import os
 import ssl
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ from lightyear_node.records import (
 from lightyear_node.store import chunk_length
 from lightyear_node.transport import limits, messages
 from lightyear_node.transport.codec import encode_chunk
+from lightyear_node.transport.doorway import Doorway
 from lightyear_node.transport.messages import Message
 from lightyear_node.v1 import exchange_pb2_grpc
 
@@ -78,7 +80,9 @@ class ExchangeServer:
 
     def __init__(self, identity: Identity, pins: Pins, host: Host) -> None:
         self._identity = identity
-        self._exchange = _Exchange(host)
+        self._host = host
+        self._doorway = Doorway(limits.HANDSHAKE_S)
+        self._exchange = _Exchange(host, self._doorway)
         self._server: grpc.aio.Server | None = None
         self.pin(pins)
 
@@ -98,7 +102,7 @@ class ExchangeServer:
         )
         exchange_pb2_grpc.add_ExchangeServicer_to_server(self._exchange, server)
         credentials = grpc.dynamic_ssl_server_credentials(
-            self._tls(), self._tls, require_client_authentication=True
+            self._tls(), self._knocked, require_client_authentication=True
         )
         try:
             port = server.add_secure_port(listen, credentials)
@@ -116,6 +120,15 @@ class ExchangeServer:
             await self._server.stop(limits.STOP_S)
         self._exchange.pool.shutdown(wait=False, cancel_futures=True)
 
+    def report_strangers(self) -> None:
+        """Tell the host of every connection that never became a peer's; to be called often."""
+        for _ in range(self._doorway.turned_away(time.monotonic())):
+            self._host.denied("handshake", None)
+
+    def _knocked(self) -> grpc.ServerCertificateConfiguration:
+        self._doorway.knock(time.monotonic())
+        return self._tls()
+
     def _tls(self) -> grpc.ServerCertificateConfiguration:
         """Asked for at every handshake, so that new pins need no restart."""
         return grpc.ssl_server_certificate_configuration(
@@ -127,8 +140,9 @@ class ExchangeServer:
 class _Exchange:
     """The service's methods, by the names that exchange.proto gives them."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, doorway: Doorway) -> None:
         self._host = host
+        self._doorway = doorway
         self._peers: dict[Fingerprint, PeerName] = {}
         self._buckets: dict[PeerName, limits.TokenBucket] = {}
         self._fetches: Counter[PeerName] = Counter()
@@ -174,18 +188,22 @@ class _Exchange:
         """Send the list and the chunks, a few of them compressed ahead of the line."""
         loop, started = asyncio.get_running_loop(), _now()
         wire_bytes = 0
+        ahead: deque[asyncio.Future[bytes]] = deque()
+        chunks = len(offer.chunk_digests)
         with contextlib.closing(_Reader(offer)) as reader:
-            await self._write(context, messages.list_to(offer.raw_bytes, offer.chunk_digests))
-            due = deque(range(first_chunk, len(offer.chunk_digests)))
-            ahead: deque[tuple[int, asyncio.Future[bytes]]] = deque()
-            while due or ahead:
-                while due and len(ahead) < limits.CHUNKS_AHEAD:
-                    index = due.popleft()
-                    ahead.append((index, loop.run_in_executor(self.pool, reader.frame, index)))
-                index, job = ahead.popleft()
-                frame = await job
-                await self._write(context, messages.chunk_to(index, frame))
-                wire_bytes += len(frame)
+            try:
+                await self._write(context, messages.list_to(offer.raw_bytes, offer.chunk_digests))
+                for index in range(first_chunk, chunks):
+                    for further in range(
+                        index + len(ahead), min(index + limits.CHUNKS_AHEAD, chunks)
+                    ):
+                        ahead.append(loop.run_in_executor(self.pool, reader.frame, further))
+                    frame = await ahead.popleft()
+                    await self._write(context, messages.chunk_to(index, frame))
+                    wire_bytes += len(frame)
+            finally:
+                for job in ahead:
+                    job.cancel()
         sent_before = first_chunk * CHUNK_BYTES
         return Transfer(max(0, offer.raw_bytes - sent_before), wire_bytes, _now() - started)
 
@@ -231,10 +249,12 @@ class _Exchange:
         pem = next(iter(tls.get("x509_pem_cert", ())), b"")
         peer = self._peers.get(_fingerprint_of(pem)) if pem else None
         if peer is None:
+            self._doorway.enter(context.peer())  # counted here, not again as a handshake
             await self._deny(context, StatusCode.PERMISSION_DENIED, "unknown_peer", None)
         # Newer gRPC tells the version; its own clients always speak 1.3.
         if next(iter(tls.get("ssl_tls_version", ())), b"TLSv1.3") != b"TLSv1.3":
             await self._deny(context, StatusCode.PERMISSION_DENIED, "old_tls", peer)
+        self._doorway.enter(context.peer())
         return peer
 
     async def _deny(

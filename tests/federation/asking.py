@@ -19,9 +19,7 @@ DEADLINE_S = 150.0
 """Generous: a slow machine makes these tests slow, not red."""
 
 A, B, C = (PeerName(f"site-{letter}") for letter in "abc")
-QUICK = BarrierTerms(
-    min_peers=1, faulty_max=0, heartbeat=0.5, grace=3.0, suspect=5.0, observe=2.0
-)
+QUICK = BarrierTerms(min_peers=1, faulty_max=0, heartbeat=0.5, grace=3.0, suspect=5.0, observe=2.0)
 
 LayOut = Callable[..., list[SiteHome]]
 

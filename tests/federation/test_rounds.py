@@ -47,7 +47,9 @@ def test_a_sign_flipping_site_ends_rejected_by_everybody(
             assert shown["reason"] == "too_far"
 
             metrics = metrics_of(home)
-            series = 'lightyear_peer_verdicts_total{peer="site-c",reason="too_far",verdict="rejected"}'
+            series = (
+                'lightyear_peer_verdicts_total{peer="site-c",reason="too_far",verdict="rejected"}'
+            )
             assert metrics[series] == rounds
             assert metrics["lightyear_round"] == rounds
             assert metrics['lightyear_round_phase{phase="finished"}'] == 1
@@ -74,7 +76,9 @@ def test_sigkill_while_waiting_for_peers_resumes_with_the_identical_update(
     homes = lay_out_sites(rounds=4)
     by_name = {home.name: home for home in homes}
     with Federation(homes) as federation:
-        federation.wait_until(lambda s: all(x is not None and x["round"] >= 1 for x in s.values()), DEADLINE_S)
+        federation.wait_until(
+            lambda s: all(x is not None and x["round"] >= 1 for x in s.values()), DEADLINE_S
+        )
         # With the others frozen, site-c trains and then waits with its update announced.
         for name in (A, B):
             os.kill(federation.pid(name), signal.SIGSTOP)
@@ -88,7 +92,11 @@ def test_sigkill_while_waiting_for_peers_resumes_with_the_identical_update(
             federation.start(C)
             _wait_for_phase(federation, by_name[C], "collecting")
             after, same = memory_of(by_name[C])
-            assert (after.round, after.announced, same) == (before.round, before.announced, manifest)
+            assert (after.round, after.announced, same) == (
+                before.round,
+                before.announced,
+                manifest,
+            )
             assert file.read_bytes() == content
         finally:
             for name in (A, B):
@@ -115,7 +123,7 @@ def _wait_for_phase(federation: Federation, home: SiteHome, phase: str) -> None:
 def test_sigkill_at_random_moments_never_tells_two_stories(
     lay_out_sites: LayOut, records: Records
 ) -> None:
-    """Killed in whatever phase it happens to be, again and again, the site finishes all the same."""
+    """Killed in whatever phase it happens to be, again and again, the site still finishes."""
     homes = lay_out_sites(rounds=6)
     with Federation(homes) as federation:
         for at_round in (0, 2, 3):

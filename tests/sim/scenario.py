@@ -75,6 +75,7 @@ def draw(seed: int) -> Conditions:
         faulty_max=faulty_max,
         rounds=rng.choice((ROUNDS_ENDLESS, ROUNDS_ENDLESS, 30)),
         grace_s=rng.choice((5.0, 15.0, 30.0)),
+        deadline_s=random.Random(f"deadline {seed}").choice((0.0, 0.0, 0.0, 120.0)),
     )
     return Conditions(
         terms=terms,

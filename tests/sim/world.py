@@ -38,6 +38,7 @@ from lightyear_node.barrier import (
     Memory,
     Merge,
     Merged,
+    Phase,
     Seal,
     Sealed,
     Terms,
@@ -210,12 +211,12 @@ class Site:
     def greeted(self, by: PeerName) -> None:
         self._when_awake(lambda: self._answer(by))
 
-    def answered(self, by: PeerName, update: Update | None) -> None:
+    def answered(self, by: PeerName, update: Update | None, at_work: bool) -> None:
         self.tell(Answered(by))
-        self.announced(by, update)
+        self.announced(by, update, at_work)
 
-    def announced(self, by: PeerName, update: Update | None) -> None:
-        self.tell(Announced(update) if update else Heard(by))
+    def announced(self, by: PeerName, update: Update | None, at_work: bool) -> None:
+        self.tell(Announced(update, at_work) if update else Heard(by, at_work))
 
     def serve(self, update: Update) -> Event:
         if self.barrier is None or self.paused or update not in self._served:
@@ -247,7 +248,10 @@ class Site:
         if update is not None:
             self.referee.shows(self.name, update)
         answered = self.world.participant(by).answered
-        self.world.send(self.name, by, partial(answered, self.name, update))
+        self.world.send(self.name, by, partial(answered, self.name, update, self._at_work()))
+
+    def _at_work(self) -> bool:
+        return self.barrier is not None and self.barrier.phase is Phase.TRAINING
 
     def _start(self) -> None:
         assert self.barrier is not None
@@ -342,7 +346,8 @@ class Site:
             self.referee.shows(self.name, update)
         for name in self.others:
             announced = self.world.participant(name).announced
-            self.world.send(self.name, name, partial(announced, self.name, update))
+            message = partial(announced, self.name, update, self._at_work())
+            self.world.send(self.name, name, message)
 
     def _fetch(self, update: Update) -> None:
         known = self._fetched.get(update.peer) == update
@@ -386,17 +391,19 @@ class Liar:
             face = index % 2 if habit == "split" else 0
             digest = Digest(f"{self.name}/{round}/{face}")
             update = Update(self.name, self._generation, Round(round), digest)
-            self.world.send(self.name, site.name, partial(site.announced, self.name, update))
+            # It pretends to be at work, so that the others wait for it as long as they can.
+            message = partial(site.announced, self.name, update, True)
+            self.world.send(self.name, site.name, message)
 
     def greeted(self, by: PeerName) -> None:
         answered = self.world.participant(by).answered
         if self.habit != "silent":
-            self.world.send(self.name, by, partial(answered, self.name, None))
+            self.world.send(self.name, by, partial(answered, self.name, None, True))
 
-    def answered(self, by: PeerName, update: Update | None) -> None:
-        self.announced(by, update)
+    def answered(self, by: PeerName, update: Update | None, at_work: bool) -> None:
+        self.announced(by, update, at_work)
 
-    def announced(self, by: PeerName, update: Update | None) -> None:
+    def announced(self, by: PeerName, update: Update | None, at_work: bool) -> None:
         if update is not None:
             self._highest = max(self._highest, update.round)
 

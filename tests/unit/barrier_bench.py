@@ -58,10 +58,11 @@ class Bench:
         min_peers: int = 2,
         faulty_max: int = 0,
         rounds: int = 1000,
+        deadline_s: float = 0.0,
         remembers: Memory | None = None,
         excluded: Iterable[PeerName] = (),
     ) -> None:
-        self.terms = Terms(frozenset(peers), min_peers, faulty_max, rounds)
+        self.terms = Terms(frozenset(peers), min_peers, faulty_max, rounds, deadline_s=deadline_s)
         self.barrier = Barrier(US, self.terms, remembers or memory(), frozenset(excluded))
         self.now = 50.0
         self.all: list[Command] = []
@@ -78,11 +79,18 @@ class Bench:
             commands += self._kept(self.barrier.handle(event, self.now))
         return commands
 
-    def wait(self, seconds: float, alive: Iterable[PeerName] = ()) -> list[Command]:
+    def wait(
+        self,
+        seconds: float,
+        alive: Iterable[PeerName] = (),
+        working: Iterable[PeerName] = (),
+    ) -> list[Command]:
+        """Time passes; the `alive` are heard of all the while, the `working` say they train."""
+        signs = [Heard(peer) for peer in alive] + [Heard(peer, at_work=True) for peer in working]
         commands: list[Command] = []
         for _ in range(round(seconds / TICK_S)):
             self.now += TICK_S
-            commands += self.tell(*(Heard(peer) for peer in alive), Tick())
+            commands += self.tell(*signs, Tick())
         return commands
 
     def sealed(self, digest: str = "ours") -> list[Command]:

@@ -16,13 +16,11 @@ from lightyear_node.barrier import (
     Fetched,
     FetchFailed,
     Judge,
+    Judged,
     Merge,
     Standing,
 )
-from lightyear_node.records import (
-    Digest,
-    Reason,
-)
+from lightyear_node.records import Digest, Reason, Verdict
 from tests.unit.barrier_bench import (
     B,
     Bench,
@@ -175,9 +173,13 @@ def test_who_is_excluded_while_being_judged_is_not_merged() -> None:
     bench = Bench(peers=(B, C), min_peers=1).in_round(0)
     judge = judge_in(bench.delivered(update(B, 0), update(C, 0)))
     bench.tell(Excluded(frozenset({C})))
-    [decide] = only(Decide, bench.judged(judge))
+    verdicts = tuple(Verdict(peer, True, Reason.OK, weight=0.5) for peer in (B, C))
+    [decide] = only(Decide, bench.tell(Judged(judge.round, verdicts)))
     assert decide.decision.accepted == (update(B, 0),)
-    assert [line.reason for line in decide.decision.verdicts] == [Reason.OK, Reason.BLOCKED]
+    assert [(line.reason, line.weight) for line in decide.decision.verdicts] == [
+        (Reason.OK, 0.5),
+        (Reason.BLOCKED, 0.0),
+    ]
 
 
 def test_a_decision_stands_even_if_its_peers_are_excluded_later() -> None:

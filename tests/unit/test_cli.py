@@ -110,7 +110,10 @@ def test_bad_names_and_addresses_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("peers", "expected"),
     [
-        ("version: 1\nfederation: ward\nrouns: 3\npeers: []\n", "peers.yaml:3: unknown key `rouns`"),
+        (
+            "version: 1\nfederation: ward\nrouns: 3\npeers: []\n",
+            "peers.yaml:3: unknown key `rouns`",
+        ),
         ("version: 1\nfederation: &a ward\npeers: *a\n", "peers.yaml:3: aliases"),
         ("#" * (2 << 20), "larger than 1 MiB"),
         (None, "no such file"),

@@ -59,7 +59,10 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         (agreement_text("rounds: 0\n"), ":3: `rounds`: "),
         (agreement_text("rule: {tau: 2}\n"), ":3: `rule.tau`: "),
         (agreement_text("barrier: {grace: 30}\nbarrier2: 1\n"), ":4: unknown key `barrier2`"),
-        (agreement_text("barrier: {grace: soon}\n"), ":3: `barrier.grace`: `soon` is not a duration"),
+        (
+            agreement_text("barrier: {grace: soon}\n"),
+            ":3: `barrier.grace`: `soon` is not a duration",
+        ),
         ("version: 2\nfederation: x\npeers: []\n", ":1: `version`"),
         ("federation: x\npeers: []\n", ":1: `version` is missing"),
         ("version: 1\nfederation: X Ray\npeers: []\n", ":2: `federation`: a name is"),

@@ -105,8 +105,8 @@ def test_one_call_tells_both_sides_everything() -> None:
     a, b = Side("site-a"), Side("site-b")
     ours, theirs = a.seal(), b.seal()
     contact(a, b)
-    assert a.events == [Answered(B), Announced(theirs.manifest.update)]
-    assert b.events == [Heard(a.identity.name), Announced(ours.manifest.update)]
+    assert a.events == [Answered(B), Announced(theirs.manifest.update, at_work=True)]
+    assert b.events == [Heard(a.identity.name), Announced(ours.manifest.update, at_work=True)]
     assert a.conversation.manifest(theirs.manifest.update) == theirs
     assert a.observer.peers[B].state == "reachable"
 
@@ -115,7 +115,7 @@ def test_the_greeting_is_said_once_and_again_after_a_failure() -> None:
     a, b = Side("site-a"), Side("site-b")
     contact(a, b)
     contact(a, b)
-    assert a.events == [Answered(B), Heard(B), Heard(B)]
+    assert a.events == [Answered(B), Heard(B, at_work=True), Heard(B, at_work=True)]
 
     class Cut(Wire):
         async def announce(self, announcement: Announcement) -> Announcement:
@@ -124,7 +124,7 @@ def test_the_greeting_is_said_once_and_again_after_a_failure() -> None:
     asyncio.run(a.conversation.contact(B, Cut(a, b)))
     assert a.observer.peers[B].state == "unreachable"
     contact(a, b)
-    assert a.events[3:] == [Answered(B), Heard(B)]
+    assert a.events[3:] == [Answered(B), Heard(B, at_work=True)]
 
 
 @pytest.mark.parametrize(

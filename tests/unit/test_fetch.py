@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
+import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 import zstandard
 
@@ -20,7 +23,7 @@ from lightyear_node.errors import (
     StoreError,
 )
 from lightyear_node.records import CHUNK_BYTES, Reason
-from lightyear_node.store import Store
+from lightyear_node.store import Incoming, Store
 from lightyear_node.transport import limits
 from lightyear_node.transport.codec import encode_chunk
 from lightyear_node.v1 import exchange_pb2 as pb
@@ -39,6 +42,7 @@ from .sites import (
     hostile,
     offering,
     pins,
+    raw_stub,
     serving,
 )
 
@@ -288,6 +292,65 @@ def test_a_cancelled_fetch_is_cancelled_and_can_be_resumed(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+def test_a_fetch_cancelled_while_it_opens_its_file_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, go_on = threading.Event(), threading.Event()
+    actual = Incoming.open
+
+    def slow_open(*arguments: Any) -> Incoming:
+        opening.set()
+        assert go_on.wait(20)
+        return actual(*arguments)
+
+    monkeypatch.setattr(Incoming, "open", slow_open)
+
+    async def scenario() -> None:
+        host, store = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / "store")
+        async with serving(host) as (_, address), calling(address) as client:
+            async with asyncio.TaskGroup() as tasks:
+                task = tasks.create_task(client.fetch(MANIFEST, store, HEADER))
+                assert await asyncio.to_thread(opening.wait, 20)
+                task.cancel()
+            assert task.cancelled()
+            go_on.set()
+            async with asyncio.timeout(20):
+                while not store.has(DIGEST):
+                    # Until the first has closed its file, it is said to be arriving.
+                    with contextlib.suppress(PeerUnreachable):
+                        await client.fetch(MANIFEST, store, HEADER)
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_fetches_leave_no_memory_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC would leak a chunk for every read that is abandoned half-way."""
+
+    def resident_bytes() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE")
+
+    async def cancelled_fetches(count: int) -> int:
+        host, store = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / "store")
+        async with serving(host) as (_, address), calling(address) as client:
+            for _ in range(count):
+                begun = asyncio.Event()
+                async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+                    task = tasks.create_task(
+                        client.fetch(MANIFEST, store, HEADER, lambda *_, begun=begun: begun.set())
+                    )
+                    await begun.wait()
+                    task.cancel()
+                store.retain(set())
+            return resident_bytes()
+
+    warm = asyncio.run(cancelled_fetches(30))
+    assert asyncio.run(cancelled_fetches(60)) - warm < 20 * CHUNK_BYTES
+    assert caplog.text == ""
+
+
 def test_one_content_from_two_peers_is_fetched_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = Store(tmp_path)
@@ -314,28 +377,38 @@ def test_one_content_from_two_peers_is_fetched_once(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_withdrawing_the_pin_ends_a_transfer_that_is_under_way(tmp_path: Path) -> None:
+def test_withdrawing_the_pin_ends_a_transfer_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
-        content = HEADER + bytes(64 * CHUNK_BYTES)
-        host, store = FakeHost(offering(tmp_path / "offered", content)), Store(tmp_path / "store")
-        digest = next(iter(host.offers))
-        manifest = dataclasses.replace(
-            MANIFEST,
-            update=dataclasses.replace(MANIFEST.update, digest=digest),
-            raw_bytes=len(content),
-        )
+        host, store = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / "store")
         async with serving(host, peers=(B, C)) as (server, address), calling(address, B) as client:
-            host_offer = host.offer
 
-            async def offer_then_withdraw(peer: Any, wanted: Any) -> Any:
+            def withdraw_then_encode(raw: bytes) -> bytes:
                 server.pin(pins(C))
-                return await host_offer(peer, wanted)
+                return encode_chunk(raw)
 
-            host.offer = offer_then_withdraw  # type: ignore[method-assign]
-            with pytest.raises(PeerRefusedUs):
-                await client.fetch(manifest, store, HEADER)
+            monkeypatch.setattr(
+                "lightyear_node.transport.server.encode_chunk", withdraw_then_encode
+            )
+            with pytest.raises(PeerRefusedUs, match=r"not in their peers\.yaml"):
+                await client.fetch(MANIFEST, store, HEADER)
         assert host.denials == [("unknown_peer", None)]
         assert host.transfers == []
+        assert store.partial_chunks(DIGEST, len(CONTENT)) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_chunk_that_does_not_exist_cannot_be_asked_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        host = FakeHost(offering(tmp_path / "offered"))
+        async with serving(host) as (_, address), raw_stub(address) as stub:
+            request = pb.FetchRequest(digest=bytes.fromhex(DIGEST), first_chunk=len(CHUNKS) + 1)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Fetch(request).read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert host.denials == [("malformed", "site-b")]
 
     asyncio.run(scenario())
 

@@ -45,7 +45,9 @@ def test_a_failed_append_changes_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     fill(journal, 2)
     other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
-    other.execute("CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(ABORT, 'full'); END")
+    other.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON records BEGIN SELECT RAISE(ABORT, 'full'); END"
+    )
     with pytest.raises(StoreError, match="full"):
         journal.append("event", {}, wall_ns=0, lamport=0, round=9, remember={"last": 99})
     other.execute("DROP TRIGGER full")

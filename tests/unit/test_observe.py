@@ -45,7 +45,10 @@ def sample(observed: Observer, series: str) -> float:
 def test_every_series_exists_before_anything_happens() -> None:
     watched = observer()
     for reason in Reason:
-        assert sample(watched, f'lightyear_transfer_errors_total{{peer="site-b",reason="{reason}"}}') == 0
+        assert (
+            sample(watched, f'lightyear_transfer_errors_total{{peer="site-b",reason="{reason}"}}')
+            == 0
+        )
     rejected = 'peer="site-c",reason="agreement_below_tau",verdict="rejected"'
     assert sample(watched, f"lightyear_peer_verdicts_total{{{rejected}}}") == 0
     assert sample(watched, 'lightyear_build_info{version="1.2.3"}') == 1
@@ -99,7 +102,9 @@ def test_bytes_are_counted_by_peer_and_direction() -> None:
     watched = observer()
     watched.transferred(B, "received", Transfer(1000, 600, 0.1))
     watched.transferred(C, "sent", Transfer(1000, 700, 0.1))
-    assert sample(watched, 'lightyear_transfer_bytes_total{direction="received",peer="site-b"}') == 600
+    assert (
+        sample(watched, 'lightyear_transfer_bytes_total{direction="received",peer="site-b"}') == 600
+    )
     assert watched.status()["bytes"] == {
         "raw": 1000, "wire": 600, "raw_sent": 1000, "wire_sent": 700,
     }  # fmt: skip
@@ -107,7 +112,13 @@ def test_bytes_are_counted_by_peer_and_direction() -> None:
 
 def test_after_a_restart_status_goes_on_from_the_journal() -> None:
     watched = observer()
-    verdict = {"peer": "site-b", "accepted": False, "reason": "too_far", "score": 0.4, "digest": DIGEST}
+    verdict = {
+        "peer": "site-b",
+        "accepted": False,
+        "reason": "too_far",
+        "score": 0.4,
+        "digest": DIGEST,
+    }
     watched.remember(
         [{"round": 7, "model": DIGEST, "local": {}, "merged": {"loss": 1.0}, "verdicts": [verdict]}]
     )
@@ -127,7 +138,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 def test_health_and_metrics_over_http() -> None:
     problems: list[str] = []
     server = HttpServer(
-        "127.0.0.1:0", observer().metrics.registry, alive=lambda: [], ready=lambda: problems
+        "127.0.0.1:0", observer().metrics.registry, alive=list, ready=lambda: problems
     )
     try:
         assert get(server.port, "/livez")[0] == 200
@@ -145,7 +156,7 @@ def test_http_stays_on_loopback_and_names_a_port_in_use() -> None:
     registry = observer().metrics.registry
 
     def serve(listen: str) -> HttpServer:
-        return HttpServer(listen, registry, alive=lambda: [], ready=lambda: [])
+        return HttpServer(listen, registry, alive=list, ready=list)
 
     with pytest.raises(ConfigError, match="other machines can reach"):
         serve("0.0.0.0:0")

@@ -120,7 +120,10 @@ def test_metrics_that_stream_and_metrics_that_are_functions() -> None:
         def compute(self) -> Tensor:
             return torch.tensor(float(self.seen))
 
-    uneven = [(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long)), (torch.ones(2, 4), torch.ones(2).long())]
+    uneven = [
+        (torch.zeros(6, 4), torch.zeros(6, dtype=torch.long)),
+        (torch.ones(2, 4), torch.ones(2).long()),
+    ]
     measured = evaluate(
         task(metrics={"seen": Count(), "first": lambda logits, y: float(y[0])}), net(), uneven, CPU
     )
@@ -131,7 +134,9 @@ def test_metrics_that_stream_and_metrics_that_are_functions() -> None:
 def test_empty_data_is_named() -> None:
     model = net()
     with pytest.raises(TaskFailed, match="training data is empty"):
-        train_one_round(task(train_data=[]), model, task().optimizer(model.parameters()), CPU, lambda *_: None)
+        train_one_round(
+            task(train_data=[]), model, task().optimizer(model.parameters()), CPU, lambda *_: None
+        )
     with pytest.raises(TaskFailed, match="validation data is empty"):
         site(val_data=[])
 

@@ -23,6 +23,7 @@ from lightyear_node.records import Announcement, PeerName, Reason, Round, Signed
 from lightyear_node.store import Store
 from lightyear_node.transport import limits
 from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.doorway import Doorway
 from lightyear_node.transport.failures import explain
 from lightyear_node.transport.limits import TokenBucket
 from lightyear_node.transport.server import ExchangeServer, _Exchange
@@ -207,13 +208,16 @@ def test_old_tls_is_refused_where_grpc_tells_it() -> None:
         def auth_context(self) -> dict[str, list[bytes]]:
             return self.tls
 
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
         async def abort(self, code: grpc.StatusCode, details: str) -> None:
             self.code = code
             raise Ended
 
     async def scenario() -> None:
         host = FakeHost()
-        exchange = _Exchange(host)
+        exchange = _Exchange(host, Doorway(10.0))
         exchange.pin(pins(B))
         pem = B.certificate.pem
         for context in (Context(x509_pem_cert=pem, ssl_tls_version=b"TLSv1.2"), Context()):

@@ -14,7 +14,7 @@ import pytest
 from lightyear_node.errors import ConfigError, TaskFailed, WorkerDied
 from lightyear_node.worker.handle import Worker
 
-TASK = '''
+TASK = """
 import os, signal, sys, time
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ def build(mode: str = "", mark: str = "", site_name: str = "?", seed: int = -1) 
                 loss=functional.cross_entropy, optimizer=lambda p: torch.optim.Adam(p, 1e-2),
                 train_data=data, val_data=data,
                 train_round=train_round if mode else None)
-'''
+"""
 
 
 def opening(entry: str = "hospital:build", **changed: Any) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_a_worker_does_not_outlive_its_daemon(tmp_path: Path) -> None:
 
         async with asyncio.TaskGroup() as group, asyncio.timeout(60):
             group.create_task(train())
-            while not (tmp_path / "mark").exists():
+            while not (tmp_path / "mark").exists():  # noqa: ASYNC110 - another process makes it
                 await asyncio.sleep(0.05)
             child.stdin.close()  # what the kernel does when the parent dies
             await child.wait()

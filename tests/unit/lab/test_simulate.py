@@ -179,12 +179,24 @@ def test_what_a_child_complains_about_reaches_the_caller() -> None:
         simulate_apart([wrong])
 
 
-def test_a_child_that_dies_is_an_error_and_none_is_left() -> None:
+def test_a_child_that_dies_is_an_error_and_none_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    steps: list[int] = []
+
+    def leave(done: int, total: int) -> None:
+        steps.append(done)
+        assert list(tmp_path.glob("*/*/site-*"))
+        raise KeyboardInterrupt
+
     with Apart([replace(SPEC, rounds=1000)]) as apart:
         [child] = [p for p in psutil.Process().children() if "simulate" in " ".join(p.cmdline())]
         child.kill()
         with pytest.raises(LabError, match="exit code -9"):
             apart.results()
-    with Apart([replace(SPEC, rounds=1000)], yielding=True):
-        [child] = [p for p in psutil.Process().children() if "simulate" in " ".join(p.cmdline())]
-    assert not psutil.pid_exists(child.pid)
+    with pytest.raises(KeyboardInterrupt):
+        simulate_apart([replace(SPEC, rounds=1000)], leave)
+    assert steps == [1]
+    assert not psutil.Process().children()
+    assert list(tmp_path.iterdir()) == []

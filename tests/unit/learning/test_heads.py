@@ -113,6 +113,14 @@ def test_other_wirings_are_general(route: Callable[[Wired, Tensor], Tensor]) -> 
     assert of(Wired(route), torch.randn(4, 6)) == ("main", Kind.GENERAL)
 
 
+def test_samples_that_change_place_with_outputs_are_general() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.t()
+
+    assert of(nn.Sequential(nn.Linear(6, 2), Turned()), torch.randn(2, 6)) == ("0", Kind.GENERAL)
+
+
 def test_tied_weights_are_general() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
     model[2].weight = model[0].weight

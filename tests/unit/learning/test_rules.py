@@ -156,6 +156,8 @@ def test_a_merge_streams_from_files_into_a_file(tmp_path: Path) -> None:
         shares = [Share(PeerName("p"), theirs, 0.5)]
         write(tmp_path / "new", layout, PAPER.merge(mine, shares, Round(0)))
         write(tmp_path / "same", layout, PAPER.merge(mine, [], Round(0)))
+    write(tmp_path / "loose", layout, PAPER.merge(own, evenly(peer), Round(0)))
+    assert (tmp_path / "loose").read_bytes() == (tmp_path / "new").read_bytes()
     assert close(dict(Weights(tmp_path / "new", layout)), mean(own, peer))
     assert (tmp_path / "same").read_bytes() == (tmp_path / "own").read_bytes()
 
