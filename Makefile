@@ -9,7 +9,7 @@ demo: $(VENV)/demo
 	$(BIN)/lightyear-node demo $(ARGS)
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 # Long runs of the round simulator: make sim SEEDS=0:2000
 SEEDS ?= 0:200

@@ -32,7 +32,7 @@ DISTANCE_CEILING = 1.0
 STEPS_ALLOWED = 1.5
 """A peer may be somewhat farther away than our own step of this round took us."""
 VECTOR_STEPS = 4.0
-"""For a tensor without a layer: two opposite steps like our own make a distance of one half."""
+"""Of a bias or loose tensor: two opposite steps like our own make a distance of at most 1/2."""
 REGRET_SHARE = 0.9
 """On our data a peer must keep at least a tenth of our advantage over guessing."""
 REGRET_FLOOR = 0.02
@@ -93,8 +93,8 @@ class Ruler:
 
     over weights of two or more dimensions.  Biases, scales of normalisation layers and other loose
     tensors join δ (not s), measured against the layer they belong to: a bias is one more column
-    of its layer's weight matrix, so its scale is the larger of ‖b_i‖ and ‖W_i‖.  A tensor without
-    such a layer is also allowed some of our own steps.  Running statistics are left out.
+    of its layer's weight matrix, so its scale is the larger of ‖b_i‖ and ‖W_i‖.  They are also
+    allowed some of our own steps, for those that begin at zero.  Running statistics are left out.
     """
 
     scales: Mapping[str, float]

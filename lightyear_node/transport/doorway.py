@@ -12,6 +12,8 @@ from collections import OrderedDict, deque
 
 CONNECTIONS_KEPT = 1024
 """Remote addresses remembered as let in; a federation has at most a few per peer."""
+KNOCKS_KEPT = 4096
+"""Handshakes under way at once; of a larger crowd the first are given up."""
 
 
 class Doorway:
@@ -20,12 +22,16 @@ class Doorway:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._knocks: deque[float] = deque()
+        self._crowd = 0
         self._inside: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
 
     def knock(self, now: float) -> None:
         with self._lock:
             self._knocks.append(now)
+            if len(self._knocks) > KNOCKS_KEPT:
+                self._knocks.popleft()
+                self._crowd += 1
 
     def enter(self, connection: str) -> None:
         """A known peer has made a call; the first one on its connection answers for a knock."""
@@ -41,7 +47,8 @@ class Doorway:
     def turned_away(self, now: float) -> int:
         """How many have knocked and not entered since this was last asked."""
         with self._lock:
-            before = len(self._knocks)
+            count, self._crowd = self._crowd, 0
             while self._knocks and now - self._knocks[0] > self._patience_s:
                 self._knocks.popleft()
-            return before - len(self._knocks)
+                count += 1
+            return count

@@ -66,11 +66,7 @@ def build_task(entry: str, arguments: Mapping[str, Any], context: Mapping[str, A
             builder = getattr(builder, part)
     except ModuleNotFoundError as problem:
         if problem.name and not module_name.startswith(problem.name):
-            raise ConfigError(
-                f"task `{entry}` needs the package `{problem.name}`, which is not installed",
-                hint="install it in this environment"
-                + (" (pip install 'lightyear-node[demo]')" if problem.name == "sklearn" else ""),
-            ) from problem
+            raise _needs(entry, problem) from problem
         raise ConfigError(
             f"task `{entry}`: no module named `{problem.name}`",
             hint="start in the folder that holds it, or install it in this environment",
@@ -89,10 +85,21 @@ def build_task(entry: str, arguments: Mapping[str, Any], context: Mapping[str, A
             hint=f"it takes: {', '.join(parameters) or 'none'}",
         )
     asked = {key: value for key, value in context.items() if key in parameters}
-    task = builder(**{**asked, **arguments})
+    try:
+        task = builder(**{**asked, **arguments})
+    except ModuleNotFoundError as problem:
+        raise _needs(entry, problem) from problem
     if not isinstance(task, Task):
         raise TaskFailed(
             f"task `{entry}` returned {type(task).__name__}, not a Task",
             hint="end it with `return Task(model=..., loss=..., ...)`",
         )
     return task
+
+
+def _needs(entry: str, problem: ModuleNotFoundError) -> ConfigError:
+    extra = " (pip install 'lightyear-node[demo]')" if problem.name == "sklearn" else ""
+    return ConfigError(
+        f"task `{entry}` needs the package `{problem.name}`, which is not installed",
+        hint=f"install it in this environment{extra}",
+    )

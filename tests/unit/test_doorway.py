@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightyear_node.transport.doorway import CONNECTIONS_KEPT, Doorway
+from lightyear_node.transport.doorway import CONNECTIONS_KEPT, KNOCKS_KEPT, Doorway
 
 
 def test_a_peer_that_calls_in_time_is_no_stranger() -> None:
@@ -35,3 +35,12 @@ def test_a_flood_of_connections_takes_no_memory() -> None:
         doorway.enter(f"ipv4:10.0.0.2:{port}")
     assert len(doorway._inside) == CONNECTIONS_KEPT
     assert doorway.turned_away(99.0) == 0
+
+
+def test_a_crowd_at_the_door_takes_no_memory_and_everybody_counts() -> None:
+    doorway = Doorway(10.0)
+    for _ in range(KNOCKS_KEPT + 10):
+        doorway.knock(0.0)
+    assert len(doorway._knocks) == KNOCKS_KEPT
+    assert doorway.turned_away(1.0) == 10
+    assert doorway.turned_away(20.0) == KNOCKS_KEPT

@@ -347,8 +347,8 @@ def test_cancelled_fetches_leave_no_memory_behind(
             return resident_bytes()
 
     warm = asyncio.run(cancelled_fetches(30))
-    assert asyncio.run(cancelled_fetches(60)) - warm < 20 * CHUNK_BYTES
-    assert caplog.text == ""
+    assert asyncio.run(cancelled_fetches(60)) - warm < 30 * CHUNK_BYTES
+    assert "never retrieved" not in caplog.text
 
 
 def test_one_content_from_two_peers_is_fetched_once(tmp_path: Path) -> None:

@@ -84,14 +84,20 @@ def test_a_builder_gets_what_it_asks_for(hospital: Any) -> None:
         ("hospital:bild", {}, ConfigError, "has no `bild`"),
         ("hospital:build", {"root": "/"}, ConfigError, "takes no argument `root`"),
         ("hospital:seven", {}, TaskFailed, "returned int, not a Task"),
+        ("hospital:needy", {}, ConfigError, "needs the package `not_there`"),
     ],
 )
 def test_a_task_that_cannot_be_built_is_explained(
     hospital: Any, entry: str, arguments: Mapping[str, Any], error: type[Exception], words: str
 ) -> None:
-    hospital.build = task
+    def needy() -> Task:
+        import not_there  # type: ignore[import-not-found]
+
+        return task(model=not_there)
+
     hospital.build = lambda data_root="": task()
     hospital.seven = lambda: 7
+    hospital.needy = needy
     with pytest.raises(error, match=words):
         build_task(entry, arguments, CONTEXT)
 
@@ -226,3 +232,25 @@ def test_training_that_ends_in_nan_is_not_announced(tmp_path: Path) -> None:
     with pytest.raises(TaskFailed, match="not finite"):
         train(site(train_round=diverge), tmp_path)
     assert not (tmp_path / "own").exists()
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    """The task reads the file without the library; both must see the same."""
+    from sklearn.datasets import load_digits
+
+    from lightyear_node.tasks import digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    images, found = digits._digits()
+    assert (images.reshape(len(images), -1) * 16 == pixels).all()
+    assert (found == labels).all()
+
+
+def test_every_digit_goes_to_exactly_one_site() -> None:
+    from lightyear_node.tasks import digits
+
+    _, labels = digits._digits()
+    hands = digits._deal(labels, 5, seed=7)
+    dealt = sorted(card for hand in hands for card in hand.tolist())
+    assert dealt == list(range(len(labels)))
+    assert min(len(hand) for hand in hands) > len(labels) / 10

@@ -463,7 +463,8 @@ def test_a_reader_that_does_not_read_blocks_only_itself(
         assert host.transfers == []
 
     asyncio.run(scenario())
-    assert caplog.text == "", "lines that end are no news"
+    for complaint in ("a call of", "servicer method", "never retrieved"):
+        assert complaint not in caplog.text, "lines that end are no news"
 
 
 async def _status(call: Any) -> grpc.StatusCode:
