@@ -81,7 +81,7 @@ class BarrierTerms(_Frozen):
     grace: Seconds = 30.0
     deadline: Seconds | None = None
     """How long a site that is still training is waited for; no longer than `grace` by default."""
-    heartbeat: Seconds = 5.0
+    heartbeat: Annotated[Seconds, Field(ge=0.5)] = 5.0
     suspect: Seconds = 20.0
     observe: Seconds = 5.0
 

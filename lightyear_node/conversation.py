@@ -214,7 +214,9 @@ class Conversation:
         known = self._manifests.setdefault(update.peer, {})
         known[update.digest] = signed
         if len(known) > MANIFESTS_KEPT:
-            del known[next(iter(known))]
+            # Not the first to come: a peer that repeats old ones must not push out its newest.
+            oldest = min(known.values(), key=lambda signed: signed.manifest.update.age)
+            del known[oldest.manifest.update.digest]
 
     def _advance(self, peer: PeerName, theirs: int) -> None:
         """Lamport's rule, except that nobody may push our clock to its end."""

@@ -14,7 +14,7 @@ import base64
 import binascii
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from lightyear_node.config import NODE_FILE, Agreement, Peer, Site, load_agreeme
 from lightyear_node.errors import AlreadyRunning, ConfigError, StoreError
 from lightyear_node.identity import Certificate, Identity, fingerprint
 from lightyear_node.journal import Journal
-from lightyear_node.records import PeerName
+from lightyear_node.records import Digest, PeerName
 from lightyear_node.store import Store
 
 
@@ -87,6 +87,22 @@ class Home:
             suspect_s=barrier.suspect,
             observe_s=barrier.observe,
         )
+
+    def opening(self) -> dict[str, Any]:
+        """All that a new worker must know; nothing in it is secret."""
+        site, agreement = self.site, self.agreement
+        return {
+            "entry": site.task.entry,
+            "args": site.task.args,
+            "name": self.us,
+            "sites": sorted(self.certificates),
+            "seed": agreement.seed,
+            "rule": site.rule_of(agreement).model_dump(),
+            "device": site.device,
+            "threads": site.worker.threads,
+            "exclude": agreement.exchange.exclude,
+            "malfunction": site.malfunction.model_dump() if site.malfunction else None,
+        }
 
     @property
     def listen(self) -> str:
@@ -172,6 +188,20 @@ class State:
         self.carry = Store(directory / "carry")
         for store in (self.updates, self.models, self.carry):
             store.clear_scratch()
+
+    def check(self, store: Store, *digests: Digest) -> None:
+        for digest in digests:
+            if not store.verify(digest):
+                raise StoreError(
+                    f"{store.path(digest)} is missing or damaged",
+                    hint="restore it from a backup, or move the state directory away to start anew",
+                )
+
+    def retain(self, *, updates: Set[Digest], models: Set[Digest], carry: Set[Digest]) -> None:
+        """Delete all other files."""
+        self.updates.retain(updates)
+        self.models.retain(models)
+        self.carry.retain(carry)
 
     def close(self) -> None:
         self.journal.close()

@@ -7,7 +7,9 @@ are pure functions of files, so doing one twice gives the same bytes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +25,31 @@ TRIES = 3
 BACKOFF_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    opened: Opened
+    initial: Stored
+    header: bytes
+    """The first bytes of every update of this model: names, shapes and types of its tensors."""
+
+    @property
+    def schema(self) -> Digest:
+        return Digest(hashlib.sha256(self.header).hexdigest())
+
+
 class Learner:
     def __init__(self, worker: Worker, state: State, on_death: Callable[[str], None]) -> None:
         self._worker = worker
         self._state = state
         self._on_death = on_death
 
-    async def open(self) -> tuple[Opened, Stored]:
-        """Build the user's task; what it is, and the model before round 0."""
+    async def open(self) -> OpenedModel:
+        """Build the user's task and write the model before round 0."""
         scratch = self._state.models.scratch_path()
         opened = Opened(**await self._worker.open())
         await self._worker.call("initial", out=str(scratch))
-        return opened, await _adopt(self._state.models, scratch)
+        initial = await _adopt(self._state.models, scratch)
+        return OpenedModel(opened, initial, _header(self._state.models.path(initial.digest)))
 
     async def train(self, round: Round, base: Digest, carry: Digest | None) -> Work:
         updates, carries = self._state.updates, self._state.carry
@@ -112,6 +127,12 @@ class Learner:
                 self._on_death(str(problem))
                 await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
+
+
+def _header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        length = file.read(8)
+        return length + file.read(int.from_bytes(length, "little"))
 
 
 async def _adopt(store: Store, scratch: Path) -> Stored:

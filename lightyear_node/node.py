@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, assert_never
 
 from lightyear_node import __version__
@@ -49,14 +47,13 @@ from lightyear_node.barrier import (
 from lightyear_node.conversation import Conversation, Facts, Saying
 from lightyear_node.errors import PeerError, PeerMisbehaved, WorkerError
 from lightyear_node.home import Home, State
-from lightyear_node.learner import Learner
+from lightyear_node.learner import Learner, OpenedModel
 from lightyear_node.ledger import Ledger, Work
 from lightyear_node.observe.admin import AdminServer
 from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import Observer, PeerView
-from lightyear_node.records import Digest, Manifest, Opened, PeerName, Round, Update
-from lightyear_node.store import Stored
+from lightyear_node.records import Digest, Manifest, PeerName, Reason, Round, Update
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.server import ExchangeServer, Offer
 from lightyear_node.worker.handle import Worker
@@ -100,7 +97,7 @@ class Node:
         self._observer.metrics.threshold.set(self._observer.threshold)
         self._observer.metrics.worker_up.set_function(lambda: self._worker.pid is not None)
         self._worker = Worker(
-            self._opening(),
+            home.opening(),
             silence_s=home.site.worker.silence,
             on_progress=self._progressed,
         )
@@ -114,8 +111,9 @@ class Node:
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._spawn(self._stop_when_asked())
-                opened, initial = await self._learner.open()
-                self._begin(opened, initial)
+                self._observer.log.info("building the task %s", self._home.site.task.entry)
+                self._begin(await self._learner.open())
+                await asyncio.to_thread(self._check_files)
                 async with self._listening():
                     await self._turn()
         except BaseExceptionGroup as problems:
@@ -131,18 +129,18 @@ class Node:
         await self._stop.wait()
         raise _Stopped
 
-    def _begin(self, opened: Opened, initial: Stored) -> None:
+    def _begin(self, model: OpenedModel) -> None:
         """Everything that needs to know the model, up to the first durable record."""
         home, observer = self._home, self._observer
-        observer.introduce(opened)
-        header = _header(self._state.models.path(initial.digest))
+        observer.introduce(model.opened)
+        initial = model.initial
         facts = Facts(
             us=home.us,
             federation=home.agreement.federation,
             agreement=home.agreement.digest(),
-            schema=Digest(hashlib.sha256(header).hexdigest()),
+            schema=model.schema,
             initial_model=initial.digest,
-            header=header,
+            header=model.header,
             raw_bytes=initial.raw_bytes,
             boot_id=str(uuid.uuid4()),
         )
@@ -295,11 +293,13 @@ class Node:
         self._events.put_nowait(Trained(self._work.outgoing))
 
     async def _fetch(self, update: Update) -> None:
-        signed = self._conversation.manifest(update)
         if self._state.updates.has(update.digest):
             self._events.put_nowait(Fetched(update))
             return
-        assert signed is not None, "the barrier asks only for what was announced"
+        signed = self._conversation.manifest(update)
+        if signed is None:  # pushed out by newer ones, of which the barrier is about to hear
+            self._events.put_nowait(FetchFailed(update, Reason.STALE_ROUND, retriable=True))
+            return
         try:
             async with self._fetch_slots:
                 transfer = await self._clients[update.peer].fetch(
@@ -389,23 +389,6 @@ class Node:
 
     # The small print.
 
-    def _opening(self) -> dict[str, Any]:
-        """All that a new worker must know; nothing in it is secret."""
-        home = self._home
-        site, agreement = home.site, home.agreement
-        return {
-            "entry": site.task.entry,
-            "args": site.task.args,
-            "name": home.us,
-            "sites": sorted(home.certificates),
-            "seed": agreement.seed,
-            "rule": site.rule_of(agreement).model_dump(),
-            "device": site.device,
-            "threads": site.worker.threads,
-            "exclude": agreement.exchange.exclude,
-            "malfunction": site.malfunction.model_dump() if site.malfunction else None,
-        }
-
     def _manifest(self, update: Update, work: Work) -> Manifest:
         return Manifest(
             federation=self._facts.federation,
@@ -423,20 +406,20 @@ class Node:
     def _progressed(self, job: str, done: int, total: int) -> None:
         self._observer.progress = (done, total)
 
+    def _check_files(self) -> None:
+        """What the memory refers to must be there, and still be what its name says."""
+        work, state = self._ledger.work, self._state
+        state.check(state.models, self._ledger.model)
+        if work is not None:
+            state.check(state.updates, work.own, work.outgoing)
+            state.check(state.carry, work.carry)
+
     def _tidy(self) -> None:
         """Drop every file that no later step, nor a restart, can ask for."""
         ledger = self._ledger
         assert ledger.work is not None
-        self._state.updates.retain(self._barrier.kept() | set(ledger.offered) | {ledger.work.own})
-        self._state.models.retain(set(ledger.models))
-        self._state.carry.retain({ledger.work.carry})
-
-
-def _header(path: Path) -> bytes:
-    """The first bytes of every update of this model: a length, and the names, shapes and types."""
-    with path.open("rb") as file:
-        length = file.read(8)
-        return length + file.read(int.from_bytes(length, "little"))
+        updates = self._barrier.kept() | {*ledger.offered, ledger.work.own}
+        self._state.retain(updates=updates, models=set(ledger.models), carry={ledger.work.carry})
 
 
 def _first(problems: BaseExceptionGroup[BaseException]) -> BaseException:

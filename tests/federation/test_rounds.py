@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sqlite3
 import urllib.request
 from collections.abc import Callable
 
@@ -188,3 +190,27 @@ def test_a_killed_daemon_leaves_no_worker_behind(lay_out_sites: LayOut) -> None:
         federation.kill(A, signal.SIGKILL)
         _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive
+
+
+def test_a_damaged_model_is_noticed_before_it_is_used(lay_out_sites: LayOut) -> None:
+    homes = lay_out_sites(2, rounds=2)
+    with Federation(homes) as federation:
+        federation.wait_until(all_finished, DEADLINE_S)
+        federation.kill(A, signal.SIGTERM)
+        assert federation.wait_for_exit(A, 30) == 0
+        model = federation.homes[A].state_dir / "models"
+        [file] = [path for path in model.iterdir() if path.stem == federation_model(homes[0])]
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        file.write_bytes(content)
+        federation.start(A)
+        federation.kill(A, signal.SIGCONT)  # it is expected to end by itself
+        assert federation.wait_for_exit(A, DEADLINE_S) == 4
+        assert f"{file.name} is missing or damaged" in homes[0].log.read_text()
+
+
+def federation_model(home: SiteHome) -> str:
+    """The digest of the model that a site would go on with."""
+    with sqlite3.connect(f"file:{home.state_dir}/journal.db?mode=ro", uri=True) as db:
+        [(kept,)] = db.execute("SELECT value FROM memory WHERE key = 'models'")
+    return str(json.loads(kept)[0])

@@ -212,3 +212,13 @@ def test_a_flood_of_updates_takes_no_memory() -> None:
         contact(a, b)
     assert a.conversation.manifest(first.manifest.update) is None
     assert len(a.conversation._manifests[B]) <= 4
+
+
+def test_repeating_old_updates_does_not_push_out_the_newest() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    newest = b.seal(100)
+    contact(a, b)
+    for round in range(10):
+        b.seal(round)
+        contact(a, b)
+    assert a.conversation.manifest(newest.manifest.update) == newest
