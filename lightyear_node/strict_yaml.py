@@ -62,7 +62,8 @@ def _read_text(path: Path) -> str:
             raw = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: no such file", hint="check the path, or make it with `lightyear-node init`"
+            f"{path}: no such file",
+            hint="check the path; `lightyear-node peers add` makes a peers.yaml",
         ) from None
     except OSError as problem:
         raise ConfigError(
