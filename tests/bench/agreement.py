@@ -119,6 +119,7 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "bench": "agreement",
                 "parameters": sum(p.numel() for p in ours.parameters()),
                 "samples": options.samples,
                 "classes": CLASSES,
