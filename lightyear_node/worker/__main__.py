@@ -7,6 +7,7 @@ the middle of training: an orphan must not hold a GPU.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -18,7 +19,9 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from lightyear_node.errors import ConfigError, LightyearError
-from lightyear_node.worker.jobs import ERROR_CONFIG, ERROR_TASK, PROGRESS_INTERVAL_S
+from lightyear_node.worker.jobs import ERROR_CONFIG, ERROR_DISK, ERROR_TASK, PROGRESS_INTERVAL_S
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def main() -> None:
@@ -60,8 +63,12 @@ def _answer(answers: TextIO, request: dict[str, Any], do: Callable[..., dict[str
     except LightyearError as problem:
         answer = {"error": ERROR_TASK, "message": str(problem), "hint": problem.hint}
     except Exception as problem:  # the user's own code: anything can come out of it
-        traceback.print_exc()
-        answer = {"error": ERROR_TASK, "message": _where(problem), "hint": None}
+        if isinstance(problem, OSError) and problem.errno in DISK_ERRORS:
+            hint = "make room on the disk of the state directory"
+            answer = {"error": ERROR_DISK, "message": _where(problem), "hint": hint}
+        else:
+            traceback.print_exc()
+            answer = {"error": ERROR_TASK, "message": _where(problem), "hint": None}
     _write(answers, {"id": number, **answer})
 
 

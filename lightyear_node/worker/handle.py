@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightyear_node.errors import ConfigError, TaskFailed, WorkerDied
-from lightyear_node.worker.jobs import ANSWER_BYTES_MAX, ERROR_CONFIG
+from lightyear_node.errors import ConfigError, StoreError, TaskFailed, WorkerDied
+from lightyear_node.worker.jobs import ANSWER_BYTES_MAX, ERROR_CONFIG, ERROR_DISK, ERROR_TASK
 
 STOP_TIMEOUT_S = 5.0
 
@@ -104,8 +104,8 @@ class Worker:
             raise
         if "error" not in answer:
             return dict(answer["ok"])
-        kind = ConfigError if answer["error"] == ERROR_CONFIG else TaskFailed
-        raise kind(answer["message"], hint=answer["hint"])
+        kinds = {ERROR_CONFIG: ConfigError, ERROR_DISK: StoreError, ERROR_TASK: TaskFailed}
+        raise kinds[answer["error"]](answer["message"], hint=answer["hint"])
 
     async def _answer(self, child: asyncio.subprocess.Process, job: str) -> dict[str, Any]:
         assert child.stdout is not None

@@ -13,6 +13,7 @@ from lightyear_node.records import Digest, PeerName, Reason, Verdict
 
 ERROR_CONFIG = "config"
 ERROR_TASK = "task"
+ERROR_DISK = "disk"
 
 PROGRESS_INTERVAL_S = 0.2
 ANSWER_BYTES_MAX = 1 << 20

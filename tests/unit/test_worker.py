@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lightyear_node.errors import ConfigError, TaskFailed, WorkerDied
+from lightyear_node.errors import ConfigError, StoreError, TaskFailed, WorkerDied
 from lightyear_node.worker.handle import Worker
 
 TASK = """
@@ -26,6 +26,7 @@ def build(mode: str = "", mark: str = "", site_name: str = "?", seed: int = -1) 
     data = [(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(2)]
     def train_round(model, optimizer, device):
         if mode == "raise": raise RuntimeError("no such image")
+        if mode == "full": raise OSError(28, "No space left on device")
         if mode == "die": os.kill(os.getpid(), signal.SIGKILL)
         if mode == "hang":
             if mark: open(mark, "w").close()
@@ -148,6 +149,7 @@ def test_a_task_that_cannot_be_built_is_explained_to_the_daemon(tmp_path: Path) 
     [
         ("raise", TaskFailed, r"RuntimeError: no such image \(hospital.py:\d+\)"),
         ("die", WorkerDied, "SIGKILL"),
+        ("full", StoreError, "No space left on device"),
     ],
 )
 def test_a_failing_round_is_explained_and_another_worker_takes_over(
