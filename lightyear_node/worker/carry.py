@@ -8,11 +8,13 @@ safetensors file: tensors by name, everything else as JSON in the header.
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,7 +29,10 @@ def save(path: Path, model: nn.Module, optimizer: Optimizer, at_home: set[str]) 
         if name in at_home
     }
     plain = _pull_out(optimizer.state_dict(), "optimizer", tensors)
-    save_file(tensors, path, metadata={"optimizer": json.dumps(plain)})
+    try:
+        save_file(tensors, path, metadata={"optimizer": json.dumps(plain)})
+    except SafetensorError as problem:
+        raise _system_error(problem, path) from problem
 
 
 def load(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -40,6 +45,12 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
         for name, value in tensors.items():
             if name.startswith("buffer:"):
                 own[name.removeprefix("buffer:")].copy_(value)
+
+
+def _system_error(problem: SafetensorError, path: Path) -> Exception:
+    """The library tells a full disk only in words; the daemon must know it for what it is."""
+    number = re.search(r"os error (\d+)", str(problem))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else problem
 
 
 def _pull_out(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -167,6 +168,14 @@ def test_the_optimizer_and_what_stays_at_home_survive_in_a_file(tmp_path: Path) 
     for index, state in ours["state"].items():
         for key, value in state.items():
             assert torch.equal(theirs["state"][index][key], value)
+
+
+def test_a_disk_that_cannot_take_the_carry_is_told_as_such(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(OSError) as caught:
+        carry.save(tmp_path / "no-such-folder" / "carry", model, optimizer, set())
+    assert caught.value.errno == errno.ENOENT
 
 
 def test_every_site_starts_from_the_same_bytes(tmp_path: Path) -> None:
