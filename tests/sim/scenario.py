@@ -184,7 +184,8 @@ def _expect_progress(world: World, sites: list[Site], before: dict[PeerName, int
             words = site.barrier.waiting_for(world.now)
             raise InvariantBroken("L2", f"{site.name} committed {more} rounds: {words}")
         # The slowest peer's training, a grace for those that never come, and the messages between.
-        limit_s = conditions.train_s * 1.2 + terms.grace_s + conditions.fetch_s[1] + SLACK_S
+        patience_s = max(terms.grace_s, terms.deadline_s)
+        limit_s = conditions.train_s * 1.2 + patience_s + conditions.fetch_s[1] + SLACK_S
         if site.longest_wait_s > limit_s:
             text = f"{site.name} waited {site.longest_wait_s:.0f} s, more than {limit_s:.0f} s"
             raise InvariantBroken("L1", text)
