@@ -110,6 +110,7 @@ class Conversation:
                 self._tell(Answered(peer))
             reply = await line.announce(self._announcement())
             self._hear(peer, reply)
+            self._observer.reached(peer, reply.round, reply.phase)
         except PeerUnreachable as problem:
             self._greeted.discard(peer)
             self._observer.unreachable(peer, _without_name(problem))
@@ -133,6 +134,7 @@ class Conversation:
     async def announce(self, peer: PeerName, announcement: Announcement) -> Announcement:
         try:
             self._hear(peer, announcement)
+            self._observer.called(peer, announcement.round, announcement.phase)
         except PeerMisbehaved as problem:
             self._observer.refused(peer, problem.reason, _without_name(problem))
             raise
@@ -202,7 +204,6 @@ class Conversation:
             if wrong is not None:
                 raise PeerMisbehaved(peer, *wrong)
             self._remember(signed)
-        self._observer.reached(peer, theirs.round, theirs.phase)
         at_work = theirs.phase == Phase.TRAINING
         if signed is not None:
             self._tell(Announced(signed.manifest.update, at_work))

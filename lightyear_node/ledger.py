@@ -41,11 +41,17 @@ class Work:
 
 class Ledger:
     def __init__(
-        self, journal: Journal, *, wall_ns: Callable[[], int], stamp: Callable[[], int]
+        self,
+        journal: Journal,
+        *,
+        wall_ns: Callable[[], int],
+        stamp: Callable[[], int],
+        on_record: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal = journal
         self._wall_ns = wall_ns
         self._stamp = stamp
+        self._on_record = on_record
         kept = journal.memory()
         self.memory = (
             Memory.from_plain(kept["barrier"])
@@ -116,9 +122,6 @@ class Ledger:
             {"barrier": memory.to_plain(), "models": self.models},
         )
 
-    def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        self._append(kind, dict(body), self.memory.round, {})
-
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds this site has completed, with their verdicts."""
         found: dict[int, dict[str, Any]] = {}
@@ -145,6 +148,7 @@ class Ledger:
             round=round,
             remember=remember,
         )
+        self._on_record()
 
 
 def _manifest_to_plain(signed: SignedManifest) -> dict[str, Any]:

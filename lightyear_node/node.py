@@ -156,7 +156,10 @@ class Node:
             lamport=self._state.journal.lamport,
         )
         self._ledger = Ledger(
-            self._state.journal, wall_ns=time.time_ns, stamp=self._conversation.stamp
+            self._state.journal,
+            wall_ns=time.time_ns,
+            stamp=self._conversation.stamp,
+            on_record=observer.metrics.records.inc,
         )
         self._work = self._ledger.work
         self._ledger.start(
@@ -323,7 +326,9 @@ class Node:
             )
         except WorkerError as problem:
             # Without a verdict nobody is merged, and the round goes on with our own model.
-            self._observer.alarm(f"round {judge.round}: no peer could be judged: {problem}")
+            self._observer.log.warning(
+                "round %d: no peer could be judged: %s", judge.round, problem
+            )
             verdicts = ()
         self._events.put_nowait(Judged(judge.round, verdicts))
 

@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,10 @@ from lightyear_node.records import Opened, PeerName, Reason, Round, Transfer, Ve
 WAITING_REPEAT_S = 30.0
 """A node that waits says so again this often, so that it never hangs silently."""
 
+ONE_WAY = "one-way"
+CALLED_LATELY_S = 30.0
+"""Who has called us within so long is alive, whatever became of our own calls."""
+
 
 @dataclass(slots=True)
 class PeerView:
@@ -28,6 +33,7 @@ class PeerView:
     about: str = ""
     round: int | None = None
     phase: str | None = None
+    called_at: float = -math.inf
     verdict: str | None = None
     reason: str | None = None
     agreement: float | None = None
@@ -89,12 +95,11 @@ class Observer:
             return
         last = rounds[-1]
         self.model, self.local, self.merged = last["model"], last["local"], last["merged"]
-        for verdict in last["verdicts"]:
-            view = self.peers.get(verdict["peer"])
-            if view is not None:
-                view.verdict_round, view.agreement = last["round"], verdict["score"]
-                view.verdict = _verdict_name(verdict["accepted"], verdict["digest"])
-                view.reason = verdict["reason"]
+        for entry in rounds:
+            for verdict in entry["verdicts"]:
+                if verdict["peer"] in self.peers:  # it may have left the federation since
+                    name = _verdict_name(verdict["accepted"], verdict["digest"])
+                    self._note(entry["round"], verdict, name)
 
     def at(self, round: Round, phase: str, waiting: str) -> None:
         """Called on every event; logs only when there is something new to wait for."""
@@ -126,16 +131,20 @@ class Observer:
         self.log.info("round %d: closed, %s: %s", round, why, words)
 
     def _judged(self, round: Round, verdict: Verdict) -> None:
-        view = self.peers[verdict.peer]
         name = _verdict_name(verdict.accepted, verdict.digest)
-        rejected = name == "rejected"
-        view.verdict, view.reason, view.verdict_round = name, str(verdict.reason), round
-        view.rejected_in_a_row = view.rejected_in_a_row + 1 if rejected else 0
         self.metrics.verdicts.labels(verdict.peer, name, verdict.reason).inc()
-        self.metrics.streak.labels(verdict.peer).set(view.rejected_in_a_row)
-        if verdict.score is not None:
-            view.agreement = verdict.score
-            self.metrics.agreement.labels(verdict.peer).set(verdict.score)
+        seen = {"peer": verdict.peer, "reason": str(verdict.reason), "score": verdict.score}
+        self._note(round, seen, name)
+
+    def _note(self, round: int, verdict: Mapping[str, Any], name: str) -> None:
+        """What was last thought of a peer, and for how long; also replayed after a restart."""
+        peer, view = verdict["peer"], self.peers[verdict["peer"]]
+        view.verdict, view.reason, view.verdict_round = name, verdict["reason"], round
+        view.rejected_in_a_row = view.rejected_in_a_row + 1 if name == "rejected" else 0
+        self.metrics.streak.labels(peer).set(view.rejected_in_a_row)
+        if verdict["score"] is not None:
+            view.agreement = verdict["score"]
+            self.metrics.agreement.labels(peer).set(verdict["score"])
 
     def committed(self, round: Round, model: str, metrics: Mapping[str, float]) -> None:
         self.model, self.merged = model, dict(metrics)
@@ -158,13 +167,29 @@ class Observer:
     # The peers.
 
     def reached(self, peer: PeerName, round: int, phase: str) -> None:
+        """It has answered our call."""
         self._peer_is(peer, "reachable", "")
-        self.peers[peer].round, self.peers[peer].phase = round, phase
+        self._is_at(peer, round, phase)
+        self.metrics.reachable.labels(peer).set(1)
+
+    def called(self, peer: PeerName, round: int, phase: str) -> None:
+        """It has called us, which does not say that we could call it."""
+        view = self.peers[peer]
+        view.called_at = time.monotonic()
+        if view.state != ONE_WAY:
+            self._peer_is(peer, "reachable", "")
+        self._is_at(peer, round, phase)
         self.metrics.reachable.labels(peer).set(1)
 
     def unreachable(self, peer: PeerName, about: str) -> None:
+        if time.monotonic() - self.peers[peer].called_at < CALLED_LATELY_S:
+            self._peer_is(peer, ONE_WAY, f"it reaches us, but we do not reach it: {about}")
+            return
         self._peer_is(peer, "unreachable", about)
         self.metrics.reachable.labels(peer).set(0)
+
+    def _is_at(self, peer: PeerName, round: int, phase: str) -> None:
+        self.peers[peer].round, self.peers[peer].phase = round, phase
 
     def refused(self, peer: PeerName, reason: Reason, about: str) -> None:
         """Something this peer sent, or is, cannot be used."""

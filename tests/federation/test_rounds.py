@@ -54,6 +54,8 @@ def test_a_sign_flipping_site_ends_rejected_by_everybody(
             )
             assert metrics[series] == rounds
             assert metrics["lightyear_round"] == rounds
+            # One record at the start, and a seal, a decision and a commit for every round.
+            assert metrics["lightyear_audit_records_total"] == 1 + 3 * rounds
             assert metrics['lightyear_round_phase{phase="finished"}'] == 1
             received = 'lightyear_transfer_bytes_total{direction="received",peer="site-c"}'
             assert metrics[received] > 0

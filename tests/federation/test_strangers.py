@@ -16,7 +16,16 @@ from lightyear_node.errors import PeerError
 from lightyear_node.identity import Identity, make_identity
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome
-from lightyear_node.records import Announcement, PeerName, Round
+from lightyear_node.records import (
+    Announcement,
+    Digest,
+    Generation,
+    Manifest,
+    PeerName,
+    Round,
+    Update,
+)
+from lightyear_node.store import Store
 from lightyear_node.transport.client import PeerClient
 
 D = PeerName("site-d")
@@ -92,6 +101,45 @@ def test_a_stranger_gets_no_word_and_a_member_cannot_speak_for_another(
         refused = 'lightyear_authentication_failures_total{reason="handshake"}'
         federation.wait_until(lambda s: metrics_of(node)[refused] >= 1, DEADLINE_S)
         assert metrics_of(node)[refused] == 1
+
+
+def test_a_node_gives_away_what_it_announced_and_nothing_else(
+    lay_out_sites: LayOut, tmp_path: Path
+) -> None:
+    """Other sites' updates lie in the same folder; they are not ours to hand on."""
+    node, other = lay_out_sites(2, rounds=50)
+    identity = Identity.load(other.directory / "keys")
+    certificate = Identity.load(node.directory / "keys").certificate
+    received = Store(tmp_path / "received")
+
+    async def fetch(manifest: Manifest, header: bytes) -> None:
+        client = PeerClient(node.name, node.address, [certificate], identity)
+        try:
+            await client.fetch(manifest, received, header)
+        finally:
+            await client.close()
+
+    with Federation([node]) as federation:
+        federation.wait_until(
+            lambda s: s[node.name] is not None and s[node.name]["phase"] == "collecting", DEADLINE_S
+        )
+        [announced] = (node.state_dir / "updates").iterdir()
+        content = announced.read_bytes()
+        header = content[: 8 + int.from_bytes(content[:8], "little")]
+        updates = Store(node.state_dir / "updates")
+        scratch = updates.scratch_path()
+        scratch.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        foreign = updates.adopt(scratch)
+
+        def manifest(digest: str) -> Manifest:
+            update = Update(node.name, Generation(0), Round(0), Digest(digest))
+            return Manifest("demo", update, 0, Digest("0" * 64), len(content), 0)
+
+        asyncio.run(fetch(manifest(announced.name), header))
+        assert received.verify(Digest(announced.name))
+        with pytest.raises(PeerError):
+            asyncio.run(fetch(manifest(foreign.digest), header))
+        assert not received.has(foreign.digest)
 
 
 def test_a_port_in_use_and_a_second_daemon_are_refused(lay_out_sites: LayOut) -> None:

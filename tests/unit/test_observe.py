@@ -98,6 +98,24 @@ def test_a_steady_state_logs_nothing() -> None:
     assert len(stream.getvalue().splitlines()) == 3
 
 
+def test_a_link_that_works_one_way_is_said_once() -> None:
+    """The peer calls us at every heartbeat, and every call of ours fails."""
+    stream = io.StringIO()
+    watched = observer(stream)
+    for _ in range(10):
+        watched.called(B, 2, "training")
+        watched.unreachable(B, "connection refused")
+    assert len(stream.getvalue().splitlines()) == 2  # reachable, then one-way, then no more news
+    b = watched.status()["peers"][0]
+    assert (b["state"], b["round"]) == ("one-way", 2)
+    assert "we do not reach it: connection refused" in b["about"]
+    assert sample(watched, 'lightyear_peer_reachable{peer="site-b"}') == 1
+    watched.reached(B, 3, "training")
+    assert watched.status()["peers"][0]["state"] == "reachable"
+    watched.unreachable(C, "connection refused")
+    assert watched.status()["peers"][1]["state"] == "unreachable"
+
+
 def test_bytes_are_counted_by_peer_and_direction() -> None:
     watched = observer()
     watched.transferred(B, "received", Transfer(1000, 600, 0.1))
@@ -119,9 +137,13 @@ def test_after_a_restart_status_goes_on_from_the_journal() -> None:
         "score": 0.4,
         "digest": DIGEST,
     }
-    watched.remember(
-        [{"round": 7, "model": DIGEST, "local": {}, "merged": {"loss": 1.0}, "verdicts": [verdict]}]
-    )
+    rounds = [
+        {"round": n, "model": DIGEST, "local": {}, "merged": {"loss": 1.0}, "verdicts": [verdict]}
+        for n in (5, 6, 7)
+    ]
+    watched.remember(rounds)
+    assert sample(watched, 'lightyear_peer_consecutive_rejections{peer="site-b"}') == 3
+    assert sample(watched, 'lightyear_peer_agreement{peer="site-b"}') == 0.4
     b = watched.status()["peers"][0]
     assert (b["verdict"], b["verdict_round"], b["agreement"]) == ("rejected", 7, 0.4)
     assert watched.status()["metrics"]["merged"] == {"loss": 1.0}
