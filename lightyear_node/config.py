@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import re
 import types
 import typing
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from lightyear_node import strict_yaml
 from lightyear_node.records import Digest, Fingerprint, PeerName
@@ -29,6 +30,9 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})$"
 FINGERPRINT_PATTERN = r"^SHA256:[A-Za-z0-9+/]{43}$"
 ENVIRONMENT_PREFIX = "LIGHTYEAR_"
+
+LIGHTYEAR = "lightyear"
+ALONE = "local"
 
 Model = typing.TypeVar("Model", bound=BaseModel)
 
@@ -54,8 +58,18 @@ def _check_port(value: str) -> str:
     return value
 
 
+def _check_option(value: object) -> object:
+    # Not every copy of these terms survives infinity: JSON has no word for it.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("an option is a finite number")
+    if not isinstance(value, bool | int | float | str | None):
+        raise ValueError("an option is a number, a word, true, false or null")
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Option = Annotated[bool | int | float | str | None, BeforeValidator(_check_option)]
 Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), BeforeValidator(_check_port)]
 
 
@@ -64,13 +78,36 @@ class _Frozen(BaseModel):
 
 
 class RuleTerms(_Frozen):
-    """Which peers' models are accepted, and how they are merged."""
+    """Which peers' models are accepted, and how they are merged.
 
-    name: str = "lightyear"
+    All but `name` and `options` are LIGHTYEAR's own; other rules take theirs from `options`.
+    """
+
+    name: str = LIGHTYEAR
     tau: float = Field(default=0.6, ge=0, le=1)
     gamma: float = Field(default=0.95, gt=0, le=1)
     guard: bool = True
     include_self: bool = True
+    weights: Literal["uniform", "samples"] = "uniform"
+    weight_max: float = Field(default=0.5, gt=0, le=1)
+    options: dict[str, Option] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _options_belong(self) -> RuleTerms:
+        if self.name == LIGHTYEAR and self.options:
+            raise ValueError("lightyear's settings stand beside `name`, not under `options`")
+        ours = self.model_dump(exclude={"name", "options"}, exclude_defaults=True)
+        if self.name != LIGHTYEAR and ours:
+            stray = next(iter(ours))
+            raise ValueError(
+                f"`{stray}` is a setting of lightyear; those of {self.name} stand under `options`"
+            )
+        return self
+
+    @property
+    def alone(self) -> bool:
+        """Whether this site trains without the others: nothing is sent, nothing is fetched."""
+        return self.name == ALONE
 
 
 class BarrierTerms(_Frozen):
@@ -177,6 +214,7 @@ class Malfunction(_Frozen):
 
     kind: str
     scale: float | None = None
+    """How strong; what it means, and the default, depends on the kind."""
 
 
 class RuleOverrides(_Frozen):
@@ -213,7 +251,7 @@ class Site(_Frozen):
 
 def load_agreement(path: Path) -> Agreement:
     document = strict_yaml.read(path)
-    return _validated(Agreement, document.values, document)
+    return validated(Agreement, document.values, document)
 
 
 def load_site(
@@ -222,7 +260,7 @@ def load_site(
     """`flags` are the same nested keys as in the file; a missing file means all defaults."""
     document = strict_yaml.read(path) if path.exists() else strict_yaml.Document(path, {}, {})
     values = _merged(document.values, _from_environment(Site, environment))
-    return _validated(Site, _merged(values, flags or {}), document)
+    return validated(Site, _merged(values, flags or {}), document)
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,11 +286,12 @@ def _from_environment(
     return found
 
 
-def _validated(model: type[Model], values: dict[str, Any], document: strict_yaml.Document) -> Model:
+def validated(model: type[Model], values: dict[str, Any], document: strict_yaml.Document) -> Model:
+    """The record that a file describes, or a `ConfigError` that names the line and what to do."""
     try:
         return model.model_validate(values)
     except ValidationError as problem:
-        first = problem.errors()[0]
+        first = _most_telling(problem)
         where = first["loc"]
         if first["type"] == "duplicate_peer":
             where = ("peers", first["ctx"]["index"])
@@ -268,6 +307,14 @@ def _validated(model: type[Model], values: dict[str, Any], document: strict_yaml
             message = _PATTERN_WORDS.get(first["ctx"]["pattern"], message)
         text = f"`{key}`: {message}{shown}" if key else message
         raise document.error(where, text, hint="correct that value") from None
+
+
+def _most_telling(problem: ValidationError) -> ErrorDetails:
+    """The first; but a misspelt key is the cause, and the one that is missing its effect."""
+    errors = problem.errors()
+    if errors[0]["type"] == "missing":
+        return next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    return errors[0]
 
 
 _PATTERN_WORDS = {

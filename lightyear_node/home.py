@@ -26,7 +26,16 @@ from lightyear_node.barrier import (
     default_faulty_max,
     default_min_peers,
 )
-from lightyear_node.config import NODE_FILE, Agreement, Peer, Site, load_agreement, load_site
+from lightyear_node.config import (
+    LIGHTYEAR,
+    NODE_FILE,
+    Agreement,
+    Peer,
+    RuleTerms,
+    Site,
+    load_agreement,
+    load_site,
+)
 from lightyear_node.errors import AlreadyRunning, ConfigError, StoreError
 from lightyear_node.identity import Certificate, Identity, fingerprint
 from lightyear_node.journal import Journal
@@ -51,11 +60,20 @@ class Home:
 
     @property
     def others(self) -> tuple[PeerName, ...]:
+        """Whom this site exchanges models with; nobody under the rule `local`."""
+        if self.rule.alone:
+            return ()
         return tuple(sorted(name for name in self.certificates if name != self.us))
+
+    @property
+    def rule(self) -> RuleTerms:
+        return self.site.rule_of(self.agreement)
 
     def terms(self) -> Terms:
         """The barrier's part of the agreement, with defaults that the number of sites allows."""
         barrier = self.agreement.barrier
+        if self.rule.alone:
+            return Terms(frozenset(), 0, 0, self.agreement.rounds, observe_s=0.0)
         sites = len(self.agreement.peers)
         faulty_max = barrier.faulty_max
         if faulty_max is None:
@@ -97,7 +115,8 @@ class Home:
             "name": self.us,
             "sites": sorted(self.certificates),
             "seed": agreement.seed,
-            "rule": site.rule_of(agreement).model_dump(),
+            "rule": self.rule.model_dump(),
+            "rounds": agreement.rounds,
             "device": site.device,
             "threads": site.worker.threads,
             "exclude": agreement.exchange.exclude,
@@ -121,6 +140,7 @@ def load_home(
 ) -> Home:
     site = load_site(directory / NODE_FILE, environment, flags)
     agreement = load_agreement(peers_file)
+    _check_overrides(directory / NODE_FILE, site, agreement)
     identity = Identity.load(directory / site.keys_dir)
     if identity.certificate.expires <= now:
         raise ConfigError(
@@ -142,6 +162,16 @@ def load_home(
         PeerName(peer.name): _certificates(peers_file, peer) for peer in agreement.peers
     }
     return Home(directory, site, agreement, identity, certificates)
+
+
+def _check_overrides(path: Path, site: Site, agreement: Agreement) -> None:
+    stray = next(iter(site.rule.model_dump(exclude_none=True)), None)
+    if stray is not None and agreement.rule.name != LIGHTYEAR:
+        raise ConfigError(
+            f"{path}: `rule.{stray}` is a setting of lightyear,"
+            f" but the federation's rule is {agreement.rule.name}",
+            hint="take it out, of the file or of the environment",
+        )
 
 
 def _certificates(peers_file: Path, peer: Peer) -> tuple[Certificate, ...]:

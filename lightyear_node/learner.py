@@ -82,7 +82,9 @@ class Learner:
         own: Digest,
         before: Digest,
         peers: Sequence[tuple[PeerName, Digest, int]],
-    ) -> tuple[Verdict, ...]:
+        rule_state: Mapping[str, Any],
+    ) -> tuple[tuple[Verdict, ...], Mapping[str, Any]]:
+        """A verdict for each peer, and what the rule wants to know again in the next round."""
         answer = await self._do(
             "judge",
             round=round,
@@ -91,17 +93,19 @@ class Learner:
             peers=[
                 self._candidate(peer, digest, samples).to_plain() for peer, digest, samples in peers
             ],
+            state=dict(rule_state),
         )
-        return tuple(verdict_from_plain(plain) for plain in answer["verdicts"])
+        return tuple(verdict_from_plain(plain) for plain in answer["verdicts"]), answer["state"]
 
     async def merge(
-        self, round: Round, own: Digest, accepted: Sequence[tuple[PeerName, Digest, float]]
+        self, round: Round, work: Work, accepted: Sequence[tuple[PeerName, Digest, float]]
     ) -> tuple[Digest, Mapping[str, float]]:
         scratch = self._state.models.scratch_path()
         answer = await self._do(
             "merge",
             round=round,
-            own=str(self._state.updates.path(own)),
+            own=str(self._state.updates.path(work.own)),
+            carry=str(self._state.carry.path(work.carry)),
             accepted=[
                 {**self._candidate(peer, digest).to_plain(), "weight": weight}
                 for peer, digest, weight in accepted

@@ -63,6 +63,9 @@ class Ledger:
         """The model of the last completed round, and the one before it."""
         self.offered: list[Digest] = kept.get("offered", [])
         """Our last two announced updates: a transfer of the older one may still be running."""
+        self.rule_state: Mapping[str, Any] = kept.get("rule_state", {})
+        """What the rule wants to know again in the next round, such as the peers' reputation."""
+        self._rule: str | None = kept.get("rule")
         self.work: Work | None = Work(**kept["work"]) if kept.get("work") else None
         self.manifest: SignedManifest | None = (
             _manifest_from_plain(kept["manifest"]) if kept.get("manifest") else None
@@ -73,7 +76,9 @@ class Ledger:
         """What the next training starts from."""
         return self.models[0]
 
-    def start(self, *, schema: Digest, initial_model: Digest, about: Mapping[str, Any]) -> None:
+    def start(
+        self, *, schema: Digest, initial_model: Digest, rule: str, about: Mapping[str, Any]
+    ) -> None:
         """Persistence point 0: this life of the node, before it says a word."""
         if self.schema is not None and self.schema != schema:
             raise ConfigError(
@@ -82,11 +87,21 @@ class Ledger:
             )
         self.schema = schema
         self.models = self.models or [initial_model]
+        if self._rule != rule:
+            # The sites have agreed on another rule, to which this one's state means nothing.
+            self.rule_state = {}
+        self._rule = rule
         self._append(
             "start",
-            dict(about),
+            {**about, "rule": rule},
             self.memory.round,
-            {"schema": schema, "models": self.models, "barrier": self.memory.to_plain()},
+            {
+                "schema": schema,
+                "models": self.models,
+                "barrier": self.memory.to_plain(),
+                "rule": rule,
+                "rule_state": dict(self.rule_state),
+            },
         )
 
     def seal(self, update: Update, memory: Memory, work: Work, manifest: SignedManifest) -> None:
@@ -105,10 +120,15 @@ class Ledger:
             },
         )
 
-    def decide(self, decision: Decision, memory: Memory) -> None:
+    def decide(self, decision: Decision, memory: Memory, rule_state: Mapping[str, Any]) -> None:
         """Persistence point 2: whose models are merged, and why the others are not."""
-        self.memory = memory
-        self._append("decision", asdict(decision), decision.round, {"barrier": memory.to_plain()})
+        self.memory, self.rule_state = memory, rule_state
+        self._append(
+            "decision",
+            asdict(decision) | {"rule_state": dict(rule_state)},
+            decision.round,
+            {"barrier": memory.to_plain(), "rule_state": dict(rule_state)},
+        )
 
     def commit(
         self, round: Round, model: Digest, memory: Memory, metrics: Mapping[str, float]

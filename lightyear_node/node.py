@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
@@ -85,12 +85,13 @@ class Node:
         self._in_touch: set[PeerName] = set()
         self._turned_at = time.monotonic()
         self._work: Work | None = None
+        self._rule_state: Mapping[str, Any] = {}
         self._merged_metrics: dict[str, float] = {}
         self._observer = Observer(
             Metrics(home.others, [*Phase, "starting"], __version__, home.agreement.rounds),
             log,
             {peer: PeerView() for peer in home.others},
-            home.site.rule_of(home.agreement).tau,
+            home.rule.tau,
         )
         expires = home.identity.certificate.expires
         self._observer.metrics.certificate_expiry.set(expires.timestamp())
@@ -161,10 +162,10 @@ class Node:
             stamp=self._conversation.stamp,
             on_record=observer.metrics.records.inc,
         )
-        self._work = self._ledger.work
         self._ledger.start(
             schema=facts.schema,
             initial_model=initial.digest,
+            rule=home.rule.name,
             about={
                 "boot_id": facts.boot_id,
                 "version": __version__,
@@ -172,6 +173,7 @@ class Node:
                 "initial_model": initial.digest,
             },
         )
+        self._work, self._rule_state = self._ledger.work, self._ledger.rule_state
         observer.remember(self._ledger.rounds())
         self._barrier = Barrier(home.us, self._terms, self._ledger.memory)
         self._clients = {
@@ -181,7 +183,8 @@ class Node:
                 home.certificates[PeerName(peer.name)],
                 home.identity,
             )
-            for peer in home.agreement.others(home.us)
+            for peer in home.agreement.peers
+            if peer.name in home.others
         }
 
     @contextlib.asynccontextmanager
@@ -189,7 +192,9 @@ class Node:
         """Open to peers, operators and monitoring; closed again whatever happens."""
         home = self._home
         pins = {peer: home.certificates[peer] for peer in home.others}
-        self._server = server = ExchangeServer(home.identity, pins, self._conversation)
+        # A site that trains alone has nothing to say to anybody, and does not even listen.
+        server = ExchangeServer(home.identity, pins, self._conversation) if pins else None
+        self._server = server
         admin = AdminServer(
             self._state.directory,
             {
@@ -200,8 +205,9 @@ class Node:
         )
         http: HttpServer | None = None
         try:
-            await server.start(home.listen)
-            self._observer.log.info("listening on %s as %s", home.listen, home.us)
+            if server is not None:
+                await server.start(home.listen)
+                self._observer.log.info("listening on %s as %s", home.listen, home.us)
             await admin.start()
             if home.site.http.listen:
                 http = HttpServer(
@@ -213,7 +219,8 @@ class Node:
                 self._observer.log.info("metrics on http://%s/metrics", home.site.http.listen)
             yield
         finally:
-            await server.stop()
+            if server is not None:
+                await server.stop()
             await admin.stop()
             for client in self._clients.values():
                 await client.close()
@@ -230,7 +237,8 @@ class Node:
                 async with asyncio.timeout(TICK_S):
                     event = await self._events.get()
             self._turned_at = now = time.monotonic()
-            self._server.report_strangers()
+            if self._server is not None:
+                self._server.report_strangers()
             self._carry_out_all(self._barrier.handle(event, now))
             self._observer.at(
                 self._barrier.round, self._barrier.phase, self._barrier.waiting_for(now)
@@ -269,7 +277,7 @@ class Node:
             case Judge():
                 self._spawn(self._judge(command))
             case Decide(decision, memory):
-                self._ledger.decide(decision, memory)
+                self._ledger.decide(decision, memory, self._rule_state)
                 self._observer.decided(decision.round, decision.why, decision.verdicts)
             case Merge():
                 self._spawn(self._merge(command))
@@ -321,8 +329,8 @@ class Node:
         assert self._work is not None
         peers = [(u.peer, u.digest, self._samples(u)) for u in judge.updates]
         try:
-            verdicts = await self._learner.judge(
-                judge.round, self._work.own, self._ledger.model, peers
+            verdicts, self._rule_state = await self._learner.judge(
+                judge.round, self._work.own, self._ledger.model, peers, self._ledger.rule_state
             )
         except WorkerError as problem:
             # Without a verdict nobody is merged, and the round goes on with our own model.
@@ -337,7 +345,7 @@ class Node:
         decision = merge.decision
         weights = {verdict.peer: verdict.weight for verdict in decision.verdicts}
         accepted = [(u.peer, u.digest, weights[u.peer]) for u in decision.accepted]
-        model, metrics = await self._learner.merge(decision.round, self._work.own, accepted)
+        model, metrics = await self._learner.merge(decision.round, self._work, accepted)
         self._merged_metrics = dict(metrics)
         self._events.put_nowait(Merged(decision.round, model))
 

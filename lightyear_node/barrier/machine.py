@@ -64,7 +64,8 @@ class Barrier:
         sites = len(terms.peers) + 1
         if us in terms.peers:
             raise BarrierMisuse(f"{us} cannot be its own peer")
-        if terms.min_peers not in admissible_min_peers(sites, terms.faulty_max):
+        alone = not terms.peers and terms.min_peers == terms.faulty_max == 0
+        if not alone and terms.min_peers not in admissible_min_peers(sites, terms.faulty_max):
             raise BarrierMisuse(
                 f"min_peers of {terms.min_peers} is impossible with {sites} sites of which"
                 f" {terms.faulty_max} may be faulty"
@@ -156,7 +157,8 @@ class Barrier:
                 return f"looking for the other sites ({share} have answered)"
             case Phase.FINISHED:
                 done = _count(self.terms.rounds, "round")
-                return f"finished: {done} done, still serving our last update"
+                serving = ", still serving our last update" if self.terms.peers else ""
+                return f"finished: {done} done{serving}"
             case Phase.TRAINING:
                 doing = "training"
             case Phase.SEALING:
@@ -290,6 +292,8 @@ class Barrier:
         self._quorum_since = _since(self._quorum_since, quorum, now)
         self._overtaken_since = _since(self._overtaken_since, overtaken, now)
 
+        if not view.peers:
+            return Cause.ALL, "this site trains alone"
         if quorum and not missing:
             return Cause.ALL, f"all {_count(len(delivered), 'peer')} delivered"
         if quorum and not awaited:

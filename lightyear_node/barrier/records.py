@@ -47,7 +47,10 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The barrier's part of peers.yaml, already validated; `peers` is everybody but ourselves."""
+    """The barrier's part of peers.yaml, already validated; `peers` is everybody but ourselves.
+
+    A site that trains alone has no peers, and needs none.
+    """
 
     peers: frozenset[PeerName]
     min_peers: int

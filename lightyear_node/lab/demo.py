@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config import ALONE, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import report, view
 from lightyear_node.lab.federation import (
@@ -32,7 +32,7 @@ from lightyear_node.lab.federation import (
     site_names,
 )
 from lightyear_node.lab.results import Results, SiteResult, judgements_of
-from lightyear_node.lab.simulate import ALONE, Apart, SimResult, Spec
+from lightyear_node.lab.simulate import Apart, SimResult, Spec
 from lightyear_node.records import PeerName
 
 FEDERATION = "demo"

@@ -29,9 +29,6 @@ from lightyear_node.worker.jobs import Candidate, verdict_from_plain, verdict_to
 if TYPE_CHECKING:
     from lightyear_node.worker.site import Site
 
-ALONE = "local"
-"""The rule of a site without peers: it keeps what it has trained."""
-
 YIELDING_NICE = 10
 FOLDER_PREFIX = "lightyear-simulate-"
 
@@ -48,6 +45,8 @@ class Spec:
     rule: RuleTerms
     task: TaskEntry = field(default_factory=TaskEntry)
     malfunctions: Mapping[PeerName, Malfunction] = field(default_factory=dict)
+    final_only: bool = False
+    """Measure after the last round only: on small tasks measuring costs more than training."""
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -60,6 +59,7 @@ class Spec:
                 name: malfunction.model_dump(mode="json")
                 for name, malfunction in self.malfunctions.items()
             },
+            "final_only": self.final_only,
         }
 
     @classmethod
@@ -74,6 +74,7 @@ class Spec:
                 PeerName(name): Malfunction.model_validate(value)
                 for name, value in plain["malfunctions"].items()
             },
+            final_only=plain["final_only"],
         )
 
 
@@ -96,7 +97,7 @@ class SimRound:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        verdicts = [verdict_from_plain(verdict) for verdict in plain["verdicts"]]
+        verdicts = tuple(verdict_from_plain(verdict) for verdict in plain["verdicts"])
         return cls(Round(plain["round"]), plain["local"], plain["merged"], verdicts)
 
 
@@ -105,22 +106,27 @@ class SimResult:
     """Every site's rounds, in order."""
 
     sites: Mapping[PeerName, Sequence[SimRound]]
+    update_bytes: int = 0
+    """Of one model, as one site sends it to one other."""
 
     def final(self, metric: str) -> dict[PeerName, float]:
         return {name: rounds[-1].merged[metric] for name, rounds in self.sites.items()}
 
     def to_plain(self) -> dict[str, Any]:
-        return {name: [one.to_plain() for one in rounds] for name, rounds in self.sites.items()}
+        sites = {name: [one.to_plain() for one in rounds] for name, rounds in self.sites.items()}
+        return {"sites": sites, "update_bytes": self.update_bytes}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        return cls(
-            {PeerName(name): [SimRound.of(one) for one in rounds] for name, rounds in plain.items()}
-        )
+        sites = {
+            PeerName(name): [SimRound.of(one) for one in rounds]
+            for name, rounds in plain["sites"].items()
+        }
+        return cls(sites, plain["update_bytes"])
 
 
 @dataclass(slots=True)
-class _Seat:
+class Seat:
     """One site and its files of the current round."""
 
     site: Site
@@ -128,6 +134,7 @@ class _Seat:
     rounds: list[SimRound] = field(default_factory=list)
     trained: Mapping[str, float] = field(default_factory=dict)
     carried: bool = False
+    rule_state: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> Path:
@@ -141,7 +148,7 @@ class _Seat:
     def carry(self) -> Path:
         return self.folder / "carry"
 
-    def train(self, name: PeerName, round: Round) -> Candidate:
+    def train(self, name: PeerName, round: Round, measure: bool) -> Candidate:
         """What the others get to see of this site's round."""
         outgoing, carry_out = self.folder / "outgoing", self.folder / "carry_out"
         outgoing.unlink(missing_ok=True)
@@ -152,21 +159,27 @@ class _Seat:
             own=self.own,
             outgoing=outgoing,
             carry_out=carry_out,
+            measure=measure,
         )
         carry_out.replace(self.carry)
         self.carried, self.trained = True, trained.metrics
         sent = outgoing if outgoing.exists() else self.own
         return Candidate(name, str(sent), trained.samples, _digest(sent))
 
-    def close(self, round: Round, peers: Sequence[Candidate]) -> None:
+    def close(self, round: Round, peers: Sequence[Candidate], measure: bool) -> None:
         """Judge the others' models and merge those that are accepted."""
-        verdicts = self.site.judge(own=self.own, before=self.model, peers=peers, round=round)
+        judged = self.site.judge(
+            own=self.own, before=self.model, peers=peers, round=round, state=self.rule_state
+        )
+        self.rule_state = judged.state
         by_peer = {candidate.peer: candidate for candidate in peers}
-        accepted = [(by_peer[v.peer], v.weight) for v in verdicts if v.accepted]
+        accepted = [(by_peer[v.peer], v.weight) for v in judged.verdicts if v.accepted]
         merged_file = self.folder / "merged"
-        merged = self.site.merge(own=self.own, accepted=accepted, round=round, out=merged_file)
+        merged = self.site.merge(
+            own=self.own, accepted=accepted, round=round, out=merged_file, measure=measure
+        )
         merged_file.replace(self.model)
-        self.rounds.append(SimRound(round, self.trained, merged.metrics, verdicts))
+        self.rounds.append(SimRound(round, self.trained, merged.metrics, judged.verdicts))
 
     def close_alone(self, round: Round) -> None:
         shutil.copyfile(self.own, self.model)
@@ -177,27 +190,27 @@ def simulate(spec: Spec, progress: Progress = lambda done, total: None) -> SimRe
     """Run all rounds; `progress` counts the rounds of single sites."""
     total = spec.rounds * len(spec.sites)
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
-        seats = _seats(spec, Path(folder))
+        seats = take_seats(spec, Path(folder))
         for number in range(spec.rounds):
             round = Round(number)
+            measure = number == spec.rounds - 1 or not spec.final_only
             sent = []
             for place, (name, seat) in enumerate(seats.items(), start=1):
-                sent.append(seat.train(name, round))
+                sent.append(seat.train(name, round, measure))
                 progress(number * len(seats) + place, total)
             for name, seat in seats.items():
-                if spec.rule.name == ALONE:
+                if spec.rule.alone:
                     seat.close_alone(round)
                 else:
-                    seat.close(round, [one for one in sent if one.peer != name])
-        return SimResult({name: seat.rounds for name, seat in seats.items()})
+                    seat.close(round, [one for one in sent if one.peer != name], measure)
+        update_bytes = next(iter(seats.values())).own.stat().st_size
+        return SimResult({name: seat.rounds for name, seat in seats.items()}, update_bytes)
 
 
-def _seats(spec: Spec, folder: Path) -> dict[PeerName, _Seat]:
+def take_seats(spec: Spec, folder: Path) -> dict[PeerName, Seat]:
     from lightyear_node.worker.site import Site
     from lightyear_node.worker.task import build_task
 
-    # Alone there is nothing to judge by; the site still needs some rule to be built with.
-    rule = RuleTerms() if spec.rule.name == ALONE else spec.rule
     seats = {}
     for index, name in enumerate(sorted(spec.sites)):
         context = {
@@ -208,8 +221,16 @@ def _seats(spec: Spec, folder: Path) -> dict[PeerName, _Seat]:
         }
         task = build_task(spec.task.entry, spec.task.args, context)
         malfunction = spec.malfunctions.get(name)
-        site = Site(task, name=name, seed=spec.seed, rule=rule, malfunction=malfunction)
-        seat = _Seat(site, folder / name)
+        site = Site(
+            task,
+            name=name,
+            seed=spec.seed,
+            rule=spec.rule,
+            rounds=spec.rounds,
+            malfunction=malfunction,
+            tolerant=True,
+        )
+        seat = Seat(site, folder / name)
         seat.folder.mkdir()
         site.write_initial(seat.model)
         seats[name] = seat
@@ -286,8 +307,11 @@ class Apart:
         return [SimResult.of(plain) for plain in answer["ok"]]
 
 
-def main() -> None:
-    """The child's side: specs in on standard input, one line of JSON out for every step."""
+def answer_jobs(run: Callable[[Any, Progress], Any], steps: Callable[[Any], int]) -> None:
+    """The child's side: jobs in on standard input, one line of JSON out for every step.
+
+    `run` does one job, of which `steps` tells the length.
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     # Whatever the task prints must not come between the answers.
     os.dup2(2, 1)
@@ -297,27 +321,32 @@ def main() -> None:
 
     if "--yielding" in sys.argv[1:]:
         os.nice(YIELDING_NICE)
-    specs = [Spec.of(plain) for plain in json.load(sys.stdin)]
-    steps = [spec.rounds * len(spec.sites) for spec in specs]
+    jobs = json.load(sys.stdin)
     results = []
     try:
         import torch
 
         # The models of a trial are small: more threads would only wait for each other.
         torch.set_num_threads(1)
-        for index, spec in enumerate(specs):
-            before = sum(steps[:index])
+        # As the worker has it: a simulation must give the same bits.
+        torch.set_flush_denormal(True)
+        total, before = sum(map(steps, jobs)), 0
+        for job in jobs:
 
-            def step(done: int, total: int, before: int = before) -> None:
-                say(progress=[before + done, sum(steps)])
+            def step(done: int, of: int, before: int = before) -> None:
+                say(progress=[before + done, total])
 
-            results.append(simulate(spec, step))
+            results.append(run(job, step))
+            before += steps(job)
     except LightyearError as problem:
         kind = "config" if isinstance(problem, ConfigError) else "failed"
         say(error=kind, message=str(problem), hint=problem.hint)
         sys.exit(problem.exit_code)
-    say(ok=[result.to_plain() for result in results])
+    say(ok=results)
 
 
 if __name__ == "__main__":
-    main()
+    answer_jobs(
+        lambda job, progress: simulate(Spec.of(job), progress).to_plain(),
+        lambda job: job["rounds"] * len(job["sites"]),
+    )

@@ -1,13 +1,13 @@
 """Seeing what the agreement score cannot: small checks in a fixed order, the first failure named.
 
     0. sound       every entry finite, no variance below zero             nonfinite, domain
-    1. distance    δ_ij ≤ κ_i                                             too_far
-    2. agreement   A(θ_i, θ_j; V_i) ≥ τ, the paper's test unchanged        agreement_below_tau
+    1. distance    δ_l ≤ κ_l in every layer l                             too_far
+    2. agreement   A(θ_i, θ_j; V_i) ≥ τ, from the second round on          agreement_below_tau
     3. regret      L_j − L_i ≤ max(0.9 (ln C − L_i), 0.02 ln C) on V_i     loss_regret
 
 Checks 0 and 1 read a file tensor by tensor, before any forward pass.  Check 1 needs the common
 start that all sites derive from the federation's seed, and no majority of honest peers.  Blind to:
-poisoned data that trains well, BatchNorm statistics (which are therefore not adopted from peers),
+poisoned data that trains well, BatchNorm statistics (which are therefore never used: `statistics`),
 small steps inside the ball, and weights that start at exactly zero (no scale to compare with).
 
 The functions are pure.  A verdict's reason follows from its recorded numbers alone (`decide`).
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightyear_node.learning.statistics import is_statistic
 from lightyear_node.learning.weights import let_go
 from lightyear_node.records import Reason
 
@@ -79,47 +80,68 @@ def soundness(tensors: Mapping[str, Tensor]) -> Reason:
     return Reason.OK
 
 
-def is_statistic(name: str) -> bool:
-    """BatchNorm's running mean or variance: an observation of a site's data, not a weight."""
-    return name.endswith(("running_mean", "running_var"))
-
-
 @dataclass(frozen=True, slots=True)
 class Ruler:
-    """Check 1, our side of it: each tensor's scale, and how far a peer may be.
+    """Check 1, our side of it: each tensor's scale, and how far a peer's may be from ours.
 
-        δ_ij = max_l ‖W_j − W_i‖ / ‖W_i‖,   κ_i = min(1, max(0.5, 1.5 s_i)),
-        s_i  = max_l ‖W_i − W_i^start‖ / ‖W_i‖
+        δ_l = ‖W_j − W_i‖ / ‖W_i‖  ≤  κ_l = min(1, max(0.5, 1.5 s_l m)),
+        s_l = ‖W_i − W_i^start‖ / ‖W_i‖,   m = rounds since we last merged with anybody
 
-    over weights of two or more dimensions.  Biases, scales of normalisation layers and other loose
-    tensors join δ (not s), measured against the layer they belong to: a bias is one more column
-    of its layer's weight matrix, so its scale is the larger of ‖b_i‖ and ‖W_i‖.  They are also
-    allowed some of our own steps, for those that begin at zero.  Running statistics are left out.
+    for every weight of two or more dimensions.  Layer by layer, because in the first rounds the
+    dense layers move by their own length while the first convolutions hardly move: a limit common
+    to all would let noise pass there.  A site that was alone for some rounds (it rejected all, or
+    was cut off) has gone as many steps away from the others; without m it would never come back.
+
+    Biases, scales of normalisation layers and other loose tensors are measured against the layer
+    they belong to: a bias is one more column of its layer's weight matrix, so its scale is the
+    larger of ‖b_i‖ and ‖W_i‖; besides, it may differ by some of our own steps, for those that begin
+    at zero.  Running statistics are left out.
     """
 
     scales: Mapping[str, float]
-    distance_max: float
+    limits: Mapping[str, float]
 
     @classmethod
-    def of(cls, own: Mapping[str, Tensor], start: Mapping[str, Tensor] | None = None) -> Ruler:
+    def of(
+        cls,
+        own: Mapping[str, Tensor],
+        start: Mapping[str, Tensor] | None = None,
+        rounds_alone: int = 0,
+    ) -> Ruler:
         """`start` is our own model as it was before this round's training, where it is known."""
         norms = {name: _norm(own[name]) for name in own if not is_statistic(name)}
-        steps = {name: _distance(own, start, name) if start else 0.0 for name in norms}
-        weights = [name for name in norms if _is_weight(name, own[name])]
-        step = max((_over(steps[name], norms[name]) for name in weights), default=0.0)
-        scales = {name: norms[name] for name in weights}
-        for name in norms.keys() - scales.keys():
-            layer = [norms[other] for other in norms if _is_weight_beside(other, name)]
-            scales[name] = max(norms[name], *layer, VECTOR_STEPS * steps[name], 0.0)
-        reach = min(DISTANCE_CEILING, max(DISTANCE_FLOOR, STEPS_ALLOWED * step))
-        return cls(scales, reach)
+        scales, limits = {}, {}
+        for name, norm in norms.items():
+            step = _distance(own, start, name) if start else 0.0
+            if _is_weight(name, own[name]):
+                reach = STEPS_ALLOWED * _over(step, norm) * (1 + rounds_alone)
+                scales[name] = norm
+                limits[name] = min(DISTANCE_CEILING, max(DISTANCE_FLOOR, reach))
+            else:
+                layer = [norms[other] for other in norms if _is_weight_beside(other, name)]
+                scales[name] = max(norm, *layer, VECTOR_STEPS * step * (1 + rounds_alone), 0.0)
+                limits[name] = DISTANCE_FLOOR
+        return cls(scales, limits)
 
-    def distance(self, own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-        """δ_ij."""
-        return max(
-            (_over(_distance(own, theirs, name), scale) for name, scale in self.scales.items()),
-            default=0.0,
-        )
+    def farthest(
+        self, own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
+    ) -> tuple[float, float]:
+        """(δ_l, κ_l) of the tensor that is nearest to its limit, or farthest beyond it."""
+        distances = [
+            (_over(_distance(own, theirs, name), scale), self.limits[name])
+            for name, scale in self.scales.items()
+        ]
+        return max(distances, key=lambda pair: pair[0] / pair[1], default=(0.0, DISTANCE_FLOOR))
+
+
+def first_tau(round: int, tau: float) -> float:
+    """Check 2's limit: in the first round there is none.
+
+    After one stretch of training the features are hardly formed, and those of honest sites may
+    agree as little as chance; a site that nobody accepts then goes its own way, and is too far from
+    the others ever after.  All sites have just left the same start, so distance says enough.
+    """
+    return 0.0 if round == 0 else tau
 
 
 def regret_max(own_loss: float, chance_loss: float) -> float:

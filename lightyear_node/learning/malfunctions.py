@@ -3,11 +3,21 @@
 A malfunction changes what a site sends, one copy per round and the same to every peer; the site
 itself goes on training, judging and merging as an honest one would.
 
-    ana       θ · (1 + s/100 · N(0, 1)); with sigma, θ + σ · N(0, 1)   the paper's noise attack
-    sfa       −α θ                                                     its sign-flipping attack
-    random    a freshly initialised network                            its failed training
-    dynamic   one of these three, drawn anew each round
-    nan, head-flip, head-scale                                         ours
+    kind          message                                        scale, its default
+    ana           θ · (1 + s/100 · N(0, 1))                      s = 120.5      the paper's noise
+    noise         θ + σ · N(0, 1), as its main text writes it    σ = 0.1
+    sfa           −α θ                                           α = 1          sign-flipping
+    random        a freshly initialised network                  –              failed training
+    dynamic       one of ana, sfa, random, drawn every round     –
+    nan           not a number, everywhere                       –              ours, from here on
+    head-flip     the final layer times −1                       –
+    head-scale    the final layer times a factor                 100
+    bias-shift    one class's bias raised                        10
+    label-flip    trained on flipped labels                      –
+    stale         the update of some rounds ago                  3 rounds
+    free-rider    the model that the round began with            –
+
+The last three are more than a change of weights: the worker makes them.
 """
 
 from __future__ import annotations
@@ -28,14 +38,23 @@ class Malfunction(StrEnum):
     SFA = "sfa"
     RANDOM = "random"
     DYNAMIC = "dynamic"
+    NOISE = "noise"
     NAN = "nan"
     HEAD_FLIP = "head-flip"
     HEAD_SCALE = "head-scale"
+    BIAS_SHIFT = "bias-shift"
+    LABEL_FLIP = "label-flip"
+    STALE = "stale"
+    FREE_RIDER = "free-rider"
 
 
 ANA_STRENGTH = 120.5
 """Percent; the paper's value for all sets but Camelyon17, which has 1.5."""
+NOISE_SIGMA = 0.1
 HEAD_FACTOR = 100.0
+BIAS_SHIFT = 10.0
+"""In units of a logit: that class is then preferred e¹⁰ times."""
+STALE_ROUNDS = 3
 
 
 def corrupt(
@@ -44,17 +63,15 @@ def corrupt(
     *,
     seed: int,
     round: int = 0,
-    strength: float = ANA_STRENGTH,
-    sigma: float | None = None,
-    alpha: float = 1.0,
+    scale: float | None = None,
     fresh: Callable[[], nn.Module] | nn.Module | None = None,
     head: str | None = None,
 ) -> dict[str, Tensor]:
     """The message that a site with this malfunction sends instead of `tensors`.
 
-    The same seed and round give the same message.  `fresh` (a factory, or a module whose layers
-    can reset themselves) is needed for `random` and `dynamic`; `head`, the name of the final
-    layer, for the head's malfunctions.
+    The same seed and round give the same message.  `scale` is the kind's own.  `fresh` (a factory,
+    or a module whose layers can reset themselves) is needed for `random` and `dynamic`; `head`, the
+    name of the final layer, for the head's malfunctions.
     """
     kind = Malfunction(kind)
     dice = torch.Generator().manual_seed(_seed(seed, round))
@@ -62,12 +79,14 @@ def corrupt(
         choices = (Malfunction.ANA, Malfunction.SFA, Malfunction.RANDOM)
         kind = choices[int(torch.randint(len(choices), (), generator=dice))]
     match kind:
-        case Malfunction.ANA if sigma is not None:
-            return {name: t + sigma * _noise(t, dice) for name, t in tensors.items()}
         case Malfunction.ANA:
-            return {n: t * (1 + strength / 100 * _noise(t, dice)) for n, t in tensors.items()}
+            share = _or(scale, ANA_STRENGTH) / 100
+            return {name: t * (1 + share * _noise(t, dice)) for name, t in tensors.items()}
+        case Malfunction.NOISE:
+            sigma = _or(scale, NOISE_SIGMA)
+            return {name: t + sigma * _noise(t, dice) for name, t in tensors.items()}
         case Malfunction.SFA:
-            return {name: -alpha * t for name, t in tensors.items()}
+            return {name: -_or(scale, 1.0) * t for name, t in tensors.items()}
         case Malfunction.RANDOM:
             return _redrawn(tensors, fresh, int(torch.randint(1 << 62, (), generator=dice)))
         case Malfunction.NAN:
@@ -75,8 +94,14 @@ def corrupt(
         case Malfunction.HEAD_FLIP:
             return _head_times(tensors, head, -1.0)
         case Malfunction.HEAD_SCALE:
-            return _head_times(tensors, head, HEAD_FACTOR)
-    raise AssertionError(kind)
+            return _head_times(tensors, head, _or(scale, HEAD_FACTOR))
+        case Malfunction.BIAS_SHIFT:
+            return _bias_shifted(tensors, head, _or(scale, BIAS_SHIFT), dice)
+    raise ValueError(f"{kind} is more than a change of weights: the worker makes it")
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
 
 
 def _seed(seed: int, round: int) -> int:
@@ -116,6 +141,24 @@ def _reset(module: nn.Module) -> nn.Module:
 def _head_times(
     tensors: Mapping[str, Tensor], head: str | None, factor: float
 ) -> dict[str, Tensor]:
-    if head is None or not any(name.startswith(f"{head}.") for name in tensors):
+    ours = _of_head(tensors, head)
+    return {n: t * factor if n in ours else t.clone() for n, t in tensors.items()}
+
+
+def _bias_shifted(
+    tensors: Mapping[str, Tensor], head: str | None, shift: float, dice: torch.Generator
+) -> dict[str, Tensor]:
+    """One class's only: the softmax does not see a shift that all classes share."""
+    bias = f"{head}.bias"
+    if bias not in _of_head(tensors, head):
+        raise ValueError("a shifted bias needs a final layer that has one")
+    shifted = {name: tensor.clone() for name, tensor in tensors.items()}
+    shifted[bias][int(torch.randint(len(shifted[bias]), (), generator=dice))] += shift
+    return shifted
+
+
+def _of_head(tensors: Mapping[str, Tensor], head: str | None) -> set[str]:
+    found = {name for name in tensors if head is not None and name.startswith(f"{head}.")}
+    if not found:
         raise ValueError("a malfunction of the head needs the name of the final layer")
-    return {n: t * factor if n.startswith(f"{head}.") else t.clone() for n, t in tensors.items()}
+    return found

@@ -19,6 +19,7 @@ from torch.nn import functional
 from lightyear_node.learning.agreement import Reference
 from lightyear_node.learning.forward import to_device, unpack
 from lightyear_node.learning.heads import find_head
+from lightyear_node.learning.statistics import estimate
 from lightyear_node.learning.weights import load_into
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -60,20 +61,31 @@ class Probe:
         self._meter = _LossMeter([unpack(batch)[1] for batch in self.batches], loss)
         self._reference: Reference | None = None
         self._own_loss: float | None = None
+        self._own_statistics = False
 
-    def anchor(self, own: Mapping[str, Tensor]) -> None:
-        """Make `own` the model that peers are compared with."""
-        load_into(self._scratch, own)
+    def anchor(self, own: Mapping[str, Tensor], *, own_statistics: bool = False) -> None:
+        """Make `own` the model that peers are compared with.
+
+        With `own_statistics` it and every peer's are measured with BatchNorm statistics of our
+        validation set, whatever statistics they came with.
+        """
+        self._own_statistics = own_statistics
+        self._load(own)
         total = _Mean()
         watch = self._watch(total)
         self._reference = Reference(self._scratch, self.batches, head=self.head, on_logits=watch)
         self._own_loss = total.value
 
     def measure(self, weights: Mapping[str, Tensor]) -> Measured:
-        load_into(self._scratch, weights)
+        self._load(weights)
         total = _Mean()
         agreement = self.reference.agreement(self._scratch, on_logits=self._watch(total))
         return Measured(agreement, total.value)
+
+    def _load(self, weights: Mapping[str, Tensor]) -> None:
+        load_into(self._scratch, weights)
+        if self._own_statistics:
+            estimate(self._scratch, self.batches)
 
     @property
     def reference(self) -> Reference:

@@ -1,8 +1,8 @@
 """What a site carries from one round to the next besides the exchanged weights.
 
-The optimizer's state and the buffers that stay at home (integer counters, excluded tensors) are
-written beside every sealed update, so that a restarted site goes on exactly where it was.  A plain
-safetensors file: tensors by name, everything else as JSON in the header.
+The optimizer's state, the buffers that stay at home (integer counters, excluded tensors) and, under
+some rules, a personal model are written beside every sealed update, so that a restarted site goes
+on exactly where it was.  A plain safetensors file: tensors by name, all else as JSON in the header.
 """
 
 from __future__ import annotations
@@ -10,41 +10,34 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 _TENSOR = "__tensor__"
+_STRUCTURE = "structure"
 
 
-def save(path: Path, model: nn.Module, optimizer: Optimizer, at_home: set[str]) -> None:
-    tensors = {
-        f"buffer:{name}": value.detach().cpu().clone().contiguous()
-        for name, value in model.state_dict().items()
-        if name in at_home
-    }
-    plain = _pull_out(optimizer.state_dict(), "optimizer", tensors)
+def save(path: Path, carried: Mapping[str, Any]) -> None:
+    """Nested dicts, lists and tuples of tensors and JSON values, such as an optimizer's state."""
+    tensors: dict[str, Tensor] = {}
+    plain = _pull_out(dict(carried), "carried", tensors)
     try:
-        save_file(tensors, path, metadata={"optimizer": json.dumps(plain)})
+        save_file(tensors, path, metadata={_STRUCTURE: json.dumps(plain)})
     except SafetensorError as problem:
         raise _system_error(problem, path) from problem
 
 
-def load(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
+def load(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        plain = json.loads(file.metadata()["optimizer"])
-    optimizer.load_state_dict(_put_back(plain, tensors))
-    own = model.state_dict()
-    with torch.no_grad():
-        for name, value in tensors.items():
-            if name.startswith("buffer:"):
-                own[name.removeprefix("buffer:")].copy_(value)
+        plain = json.loads(file.metadata()[_STRUCTURE])
+    carried: dict[str, Any] = _put_back(plain, tensors)
+    return carried
 
 
 def _system_error(problem: SafetensorError, path: Path) -> Exception:

@@ -50,6 +50,7 @@ class Duties:
         sites: list[str],
         seed: int,
         rule: dict[str, Any],
+        rounds: int,
         device: str,
         threads: int,
         exclude: Sequence[str],
@@ -71,6 +72,7 @@ class Duties:
             name=name,
             seed=seed,
             rule=RuleTerms(**rule),
+            rounds=rounds,
             device=device,
             exclude=exclude,
             malfunction=Malfunction(**malfunction) if malfunction else None,
@@ -100,23 +102,34 @@ class Duties:
         return asdict(trained)
 
     def _judge(
-        self, *, round: int, own: str, before: str, peers: list[dict[str, Any]]
+        self,
+        *,
+        round: int,
+        own: str,
+        before: str,
+        peers: list[dict[str, Any]],
+        state: dict[str, Any],
     ) -> dict[str, Any]:
-        verdicts = self._opened.judge(
+        judged = self._opened.judge(
             own=Path(own),
             before=Path(before),
             peers=[Candidate.from_plain(plain) for plain in peers],
             round=round,
+            state=state,
         )
-        return {"verdicts": [verdict_to_plain(verdict) for verdict in verdicts]}
+        return {
+            "verdicts": [verdict_to_plain(verdict) for verdict in judged.verdicts],
+            "state": dict(judged.state),
+        }
 
     def _merge(
-        self, *, round: int, own: str, accepted: list[dict[str, Any]], out: str
+        self, *, round: int, own: str, carry: str, accepted: list[dict[str, Any]], out: str
     ) -> dict[str, Any]:
         merged = self._opened.merge(
             own=Path(own),
             accepted=[(Candidate.from_plain(peer), peer["weight"]) for peer in accepted],
             round=round,
             out=Path(out),
+            carry=Path(carry),
         )
         return asdict(merged)

@@ -7,6 +7,7 @@ simulations both run on this class, so that what is simulated is what is deploye
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -14,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lightyear_node.config import Malfunction, RuleTerms
+from lightyear_node.config import LIGHTYEAR, Malfunction, RuleTerms
 from lightyear_node.errors import ConfigError, TaskFailed
 from lightyear_node.learning import Layout, Probe, Weights, exchanged, load_into, make_rule, write
 from lightyear_node.learning.forward import batch_rows
+from lightyear_node.learning.malfunctions import STALE_ROUNDS, corrupt
 from lightyear_node.learning.malfunctions import Malfunction as MalfunctionKind
-from lightyear_node.learning.malfunctions import corrupt
-from lightyear_node.learning.rules import RULES
+from lightyear_node.learning.rules import Lightyear
 from lightyear_node.learning.rules.base import Candidate as RuleCandidate
-from lightyear_node.learning.rules.base import Rule, Share
-from lightyear_node.records import Opened, PeerName, Round, Verdict
-from lightyear_node.worker import carry as carried
+from lightyear_node.learning.rules.base import Judgement, Rule, Share, Turn
+from lightyear_node.learning.statistics import estimate
+from lightyear_node.records import Opened, PeerName, Round
+from lightyear_node.worker import carry as carry_file
 from lightyear_node.worker.jobs import Candidate, Merged, Trained
 from lightyear_node.worker.task import Task
 from lightyear_node.worker.train import (
@@ -35,8 +37,8 @@ from lightyear_node.worker.train import (
     evaluate,
     pick_device,
     split_batch,
-    train_one_round,
 )
+from lightyear_node.worker.trainee import Trainee, poisoned
 
 
 class Site:
@@ -47,24 +49,31 @@ class Site:
         name: str,
         seed: int,
         rule: RuleTerms,
+        rounds: int | None = None,
         device: str = "auto",
         exclude: Sequence[str] = (),
         malfunction: Malfunction | None = None,
+        tolerant: bool = False,
     ) -> None:
+        """A `tolerant` site goes on with weights that are not numbers: experiments show them."""
         self._task = task
         self._name = name
         self._seed = seed
         self._rule = _rule(rule)
+        self._rounds = rounds
+        self._tolerant = tolerant
         self._device = pick_device(device)
         self._malfunction = _checked(malfunction)
         self._fresh = task.model
         torch.manual_seed(seed)
         model = task.model if isinstance(task.model, nn.Module) else task.model()
-        self._model = model.to(self._device)
-        self._optimizer = task.optimizer(self._model.parameters())
-        tensors = exchanged(self._model, exclude)
+        self._shared = Trainee(task, model, self._device)
+        self._personal: Trainee | None = None
+        if self._rule.personal_strength:
+            self._personal = Trainee(task, copy.deepcopy(model), self._device)
+        tensors = exchanged(model, exclude)
         self._layout = Layout.of(tensors)
-        self._at_home = self._model.state_dict().keys() - tensors.keys()
+        self._at_home = model.state_dict().keys() - tensors.keys()
         self._probe = self._make_probe()
         self._probe.anchor(tensors)
         self._has_trained = False
@@ -77,7 +86,7 @@ class Site:
         reference = self._probe.reference
         return Opened(
             device=str(self._device),
-            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
+            parameters=sum(parameter.numel() for parameter in self._shared.model.parameters()),
             train_samples=self._samples(),
             val_samples=reference.samples,
             head=self._probe.head.name,
@@ -88,7 +97,7 @@ class Site:
         """The model before round 0; the same bytes at every site of the federation."""
         if self._has_trained:
             raise ValueError("the initial model is gone once training has begun")
-        write(out, self._layout, self._exchanged())
+        write(out, self._layout, self._exchanged(self._shared.model))
 
     def train(
         self,
@@ -100,32 +109,77 @@ class Site:
         outgoing: Path,
         carry_out: Path,
         progress: Progress = lambda done, total: None,
+        measure: bool = True,
     ) -> Trained:
         """One round of local training from `base`; `outgoing` is written only by a malfunction."""
         self._has_trained = True
-        with Weights(base, self._layout) as weights:
-            load_into(self._model, weights)
-        if carry is not None:
-            carried.load(carry, self._model, self._optimizer)
+        before = carry_file.load(carry) if carry is not None else {}
+        self._restore(self._shared, base, before.get("shared"))
         # Seeded by the round alone, so that training again after a crash gives the same bytes.
-        torch.manual_seed(_seed(self._seed, self._name, round))
-        train_one_round(self._task, self._model, self._optimizer, self._device, progress)
-        tensors = self._exchanged()
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-            raise TaskFailed(
-                f"round {round}: training ended in weights that are not finite numbers",
-                hint="lower the learning rate or check the data",
-            )
+        seed = _seed(self._seed, self._name, round)
+        self._shared.train(seed, progress, pull=self._rule.proximal_strength)
+        tensors = self._exchanged(self._shared.model)
+        self._check_finite(tensors, round)
         write(own, self._layout, tensors)
-        carried.save(carry_out, self._model, self._optimizer, self._at_home)
-        if self._malfunction is not None:
-            write(outgoing, self._layout, self._corrupted(round))
-        return Trained(samples=self._samples(), metrics=self._metrics())
+        carried: dict[str, Any] = {"shared": self._shared.carried(self._at_home)}
+        if self._personal is not None:
+            self._train_personal(base, before.get("personal"), seed, progress)
+            carried["personal"] = self._personal.carried()
+        if self._malfunction is not None and self._malfunction.kind == MalfunctionKind.STALE:
+            past = [*before.get("past", []), tensors]
+            write(outgoing, self._layout, past[0])
+            carried["past"] = past[-_stale_rounds(self._malfunction) :]
+        elif self._malfunction is not None:
+            self.pretend(
+                self._malfunction, base=base, carry=carry, own=own, round=round, out=outgoing
+            )
+        carry_file.save(carry_out, carried)
+        return Trained(samples=self._samples(), metrics=self._metrics() if measure else {})
+
+    def pretend(
+        self,
+        malfunction: Malfunction,
+        *,
+        base: Path,
+        carry: Path | None,
+        own: Path,
+        round: int,
+        out: Path,
+    ) -> None:
+        """Write what a site with this malfunction sends in place of `own`.
+
+        `base` and `carry` are what the round began with.
+        """
+        match malfunction.kind:
+            case MalfunctionKind.FREE_RIDER:
+                sent: Mapping[str, Tensor] = Weights(base, self._layout)
+            case MalfunctionKind.LABEL_FLIP:
+                sent = self._poisoned(base, carry, round)
+            case kind:
+                sent = corrupt(
+                    kind,
+                    Weights(own, self._layout),
+                    seed=_seed(self._seed, self._name, round),
+                    round=round,
+                    scale=malfunction.scale,
+                    fresh=self._fresh,
+                    head=self._probe.head.name,
+                )
+        write(out, self._layout, sent)
 
     def judge(
-        self, *, own: Path, before: Path, peers: Sequence[Candidate], round: int
-    ) -> list[Verdict]:
-        """A verdict for each peer; one peer's weights are in memory at a time."""
+        self,
+        *,
+        own: Path,
+        before: Path,
+        peers: Sequence[Candidate],
+        round: int,
+        state: Mapping[str, Any] | None = None,
+    ) -> Judgement:
+        """A verdict for each peer; one peer's weights are in memory at a time.
+
+        `state` is what the rule returned in the round before.
+        """
         with Weights(own, self._layout) as ours, Weights(before, self._layout) as start:
             candidates = [
                 RuleCandidate(
@@ -137,8 +191,7 @@ class Site:
                 RuleCandidate(PeerName(self._name), ours, self._samples()),
                 candidates,
                 self._probe,
-                Round(round),
-                start=start,
+                Turn(Round(round), self._rounds, start, state or {}),
             )
 
     def merge(
@@ -148,17 +201,61 @@ class Site:
         accepted: Sequence[tuple[Candidate, float]],
         round: int,
         out: Path,
+        carry: Path | None = None,
+        measure: bool = True,
     ) -> Merged:
-        """The round's new model: deterministic, so that a crash in between changes nothing."""
+        """The round's new model: deterministic, so that a crash in between changes nothing.
+
+        `carry` is what training has left, for a site that was not there to train.
+        """
         with Weights(own, self._layout) as ours:
             shares = [
                 Share(peer.peer, Weights(peer.path, self._layout), weight)
                 for peer, weight in accepted
             ]
             write(out, self._layout, self._rule.merge(ours, shares, Round(round)))
+        if carry is not None and not self._has_trained:
+            carried = carry_file.load(carry)
+            self._shared.restore(carried["shared"])
+            if self._personal is not None:
+                self._personal.restore(carried["personal"])
         with Weights(out, self._layout) as weights:
-            load_into(self._model, weights)
-        return Merged(metrics=self._metrics())
+            load_into(self._shared.model, weights)
+        anew = accepted and self._rule.own_statistics
+        if anew and estimate(self._shared.model, self._probe.batches):
+            write(out, self._layout, self._exchanged(self._shared.model))
+        return Merged(metrics=self._metrics() if measure else {})
+
+    def _restore(self, trainee: Trainee, base: Path, carried: Mapping[str, Any] | None) -> None:
+        with Weights(base, self._layout) as weights:
+            load_into(trainee.model, weights)
+        if carried is not None:
+            trainee.restore(carried)
+
+    def _train_personal(
+        self, base: Path, carried: Mapping[str, Any] | None, seed: int, progress: Progress
+    ) -> None:
+        assert self._personal is not None
+        if carried is not None:
+            self._personal.restore(carried)
+        with Weights(base, self._layout) as shared:
+            self._personal.train(seed, progress, pull=self._rule.personal_strength, towards=shared)
+
+    def _poisoned(self, base: Path, carry: Path | None, round: int) -> dict[str, Tensor]:
+        """What this round would have given on flipped labels."""
+        twin = Trainee(poisoned(self._task), copy.deepcopy(self._shared.model), self._device)
+        carried = carry_file.load(carry)["shared"] if carry is not None else None
+        self._restore(twin, base, carried)
+        twin.train(_seed(self._seed, self._name, round), lambda done, total: None)
+        return self._exchanged(twin.model)
+
+    def _check_finite(self, tensors: Mapping[str, Tensor], round: int) -> None:
+        if self._tolerant or all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            return
+        raise TaskFailed(
+            f"round {round}: training ended in weights that are not finite numbers",
+            hint="lower the learning rate or check the data",
+        )
 
     def _make_probe(self) -> Probe:
         # Fixed once: every peer of every round is judged on the same samples.
@@ -166,36 +263,22 @@ class Site:
         if not batches or batch_rows(batches[0]) == 0:
             raise TaskFailed("the validation data is empty", hint="check the task's `val_data`")
         return Probe(
-            self._model,
+            self._shared.model,
             batches,
             loss=self._task.loss,
             head=self._task.head,
             device=self._device,
         )
 
-    def _exchanged(self) -> dict[str, torch.Tensor]:
-        own = self._model.state_dict()
-        return {name: own[name].detach() for name in self._layout.entries}
-
-    def _corrupted(self, round: int) -> Mapping[str, torch.Tensor]:
-        assert self._malfunction is not None
-        scale = self._malfunction.scale
-        options = {}
-        if scale is not None:
-            options = {"strength": scale, "alpha": scale}
-        return corrupt(
-            self._malfunction.kind,
-            self._exchanged(),
-            seed=_seed(self._seed, self._name, round),
-            round=round,
-            fresh=self._fresh,
-            head=self._probe.head.name,
-            **options,
-        )
+    def _exchanged(self, model: nn.Module) -> dict[str, Tensor]:
+        state = model.state_dict()
+        return {name: state[name].detach() for name in self._layout.entries}
 
     def _metrics(self) -> dict[str, float]:
+        """Of the model that this site would use: its personal one, where the rule keeps one."""
         data = self._task.test_data if self._task.test_data is not None else self._task.val_data
-        return evaluate(self._task, self._model, data, self._device)
+        used = self._personal or self._shared
+        return evaluate(self._task, used.model, data, self._device)
 
     def _samples(self) -> int:
         if self._task.samples is not None:
@@ -209,8 +292,9 @@ def _seed(seed: int, name: str, round: int) -> int:
 
 
 def _rule(terms: RuleTerms) -> Rule:
-    kind: Any = RULES.get(terms.name)
-    known = {field.name for field in fields(kind)} if kind else set()
+    if terms.name != LIGHTYEAR:
+        return make_rule(terms.name, terms.options)
+    known = {field.name for field in fields(Lightyear)}
     return make_rule(terms.name, terms.model_dump(include=known))
 
 
@@ -221,3 +305,7 @@ def _checked(malfunction: Malfunction | None) -> Malfunction | None:
             hint="known: " + ", ".join(MalfunctionKind),
         )
     return malfunction
+
+
+def _stale_rounds(malfunction: Malfunction) -> int:
+    return max(1, int(malfunction.scale or STALE_ROUNDS))

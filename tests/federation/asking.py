@@ -10,24 +10,35 @@ from collections.abc import Callable
 from typing import Any
 
 from lightyear_node.barrier import Memory
-from lightyear_node.config import BarrierTerms
+from lightyear_node.config import BarrierTerms, RuleTerms
 from lightyear_node.journal import Record
-from lightyear_node.lab.federation import SiteHome, Statuses
+from lightyear_node.lab.federation import Federation, SiteHome, Statuses
+from lightyear_node.lab.simulate import Spec, simulate_apart
 from lightyear_node.records import PeerName
+from lightyear_node.worker.jobs import verdict_to_plain
 
 DEADLINE_S = 150.0
 """Generous: a slow machine makes these tests slow, not red."""
 
 A, B, C = (PeerName(f"site-{letter}") for letter in "abc")
+SEED = 7
+"""Of every federation that `lay_out_sites` lays out."""
+PATIENT = BarrierTerms(heartbeat=0.5, grace=120.0, suspect=60.0, observe=2.0)
+"""Every site waits for every other, as a simulation does."""
 QUICK = BarrierTerms(min_peers=1, faulty_max=0, heartbeat=0.5, grace=3.0, suspect=5.0, observe=2.0)
 
 LayOut = Callable[..., list[SiteHome]]
 
 
-def memory_of(home: SiteHome) -> tuple[Memory, Any]:
-    """What a site would remember if it were killed now: the barrier's memory and its manifest."""
+def kept_by(home: SiteHome) -> dict[str, Any]:
+    """What a site would remember if it were killed now."""
     with sqlite3.connect(f"file:{home.state_dir}/journal.db?mode=ro", uri=True) as db:
-        kept = {key: json.loads(value) for key, value in db.execute("SELECT * FROM memory")}
+        return {key: json.loads(value) for key, value in db.execute("SELECT * FROM memory")}
+
+
+def memory_of(home: SiteHome) -> tuple[Memory, Any]:
+    """The barrier's part of that, and the manifest."""
+    kept = kept_by(home)
     return Memory.from_plain(kept["barrier"]), kept.get("manifest")
 
 
@@ -37,6 +48,27 @@ def all_finished(statuses: Statuses) -> bool:
 
 def finished(*names: PeerName) -> Callable[[Statuses], bool]:
     return lambda statuses: all_finished({name: statuses[name] for name in names})
+
+
+def phase_of(statuses: Statuses, name: PeerName) -> str | None:
+    status = statuses[name]
+    return status["phase"] if status is not None else None
+
+
+def check_as_simulated(federation: Federation, rule: RuleTerms, rounds: int) -> None:
+    """The running, finished sites have done what a simulation of them does, to the last bit."""
+    malfunctions = {
+        name: home.malfunction for name, home in federation.homes.items() if home.malfunction
+    }
+    spec = Spec(list(federation.homes), rounds, SEED, rule, malfunctions=malfunctions)
+    [simulated] = simulate_apart([spec])
+    for name, ours in simulated.sites.items():
+        for one, entry in zip(ours, federation.rounds(name), strict=True):
+            assert dict(one.local) == entry["local"]
+            assert dict(one.merged) == entry["merged"]
+            # The verdicts have the digests of what was sent, so the same bytes were.
+            judged = {verdict.peer: verdict_to_plain(verdict) for verdict in one.verdicts}
+            assert judged == {verdict["peer"]: verdict for verdict in entry["verdicts"]}
 
 
 def metrics_of(home: SiteHome) -> dict[str, float]:

@@ -15,7 +15,7 @@ from lightyear_node.records import PeerName
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from asking import QUICK, LayOut
+from asking import QUICK, SEED, LayOut
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def lay_out_sites(tmp_path: Path) -> LayOut:
         return lay_out(
             tmp_path,
             site_names(sites),
-            seed=7,
+            seed=SEED,
             rounds=rounds,
             barrier=barrier,
             malfunctions=malfunctions,

@@ -6,35 +6,31 @@ TLS, transfers and their own worker processes, end with the same models.
 
 from __future__ import annotations
 
-from asking import DEADLINE_S, C, LayOut, all_finished
+import pytest
+from asking import DEADLINE_S, PATIENT, C, LayOut, all_finished, check_as_simulated
 
-from lightyear_node.config import BarrierTerms, Malfunction, RuleTerms
+from lightyear_node.config import Malfunction, RuleTerms
 from lightyear_node.lab.federation import Federation
-from lightyear_node.lab.simulate import Spec, simulate_apart
 
-ROUNDS, SEED = 3, 7
-PATIENT = BarrierTerms(heartbeat=0.5, grace=120.0, suspect=60.0, observe=2.0)
-"""Every site waits for every other, as the simulation does."""
+SFA, ANA = Malfunction(kind="sfa"), Malfunction(kind="ana")
 
 
-def test_three_real_nodes_do_exactly_what_is_simulated(lay_out_sites: LayOut) -> None:
-    malfunctions = {C: Malfunction(kind="ana")}
-    homes = lay_out_sites(rounds=ROUNDS, malfunctions=malfunctions, barrier=PATIENT)
+@pytest.mark.parametrize(
+    ("rule", "rounds", "malfunction"),
+    [
+        (RuleTerms(), 3, ANA),
+        (RuleTerms(weights="samples"), 2, SFA),
+        (RuleTerms(name="afa"), 2, SFA),
+        (RuleTerms(name="ditto", options={"lam": 0.5}), 2, SFA),
+        (RuleTerms(name="fedprox", options={"mu": 0.1}), 2, None),
+    ],
+    ids=["lightyear", "lightyear by samples", "afa", "ditto", "fedprox"],
+)
+def test_three_real_nodes_do_exactly_what_is_simulated(
+    lay_out_sites: LayOut, rule: RuleTerms, rounds: int, malfunction: Malfunction | None
+) -> None:
+    malfunctions = {C: malfunction} if malfunction else {}
+    homes = lay_out_sites(rounds=rounds, malfunctions=malfunctions, barrier=PATIENT, rule=rule)
     with Federation(homes) as federation:
         federation.wait_until(all_finished, DEADLINE_S)
-        real = {home.name: federation.rounds(home.name) for home in homes}
-    spec = Spec([home.name for home in homes], ROUNDS, SEED, RuleTerms(), malfunctions=malfunctions)
-    [simulated] = simulate_apart([spec])
-    for name, rounds in simulated.sites.items():
-        assert len(rounds) == len(real[name]) == ROUNDS
-        for ours, theirs in zip(rounds, real[name], strict=True):
-            assert dict(ours.local) == theirs["local"]
-            assert dict(ours.merged) == theirs["merged"]
-            judged = {v["peer"]: v for v in theirs["verdicts"]}
-            assert len(ours.verdicts) == len(judged)
-            for verdict in ours.verdicts:
-                seen = judged[verdict.peer]
-                assert (verdict.accepted, verdict.reason) == (seen["accepted"], seen["reason"])
-                assert verdict.score == seen["score"]
-                # The same bytes were sent.
-                assert verdict.digest == seen["digest"]
+        check_as_simulated(federation, rule, rounds)

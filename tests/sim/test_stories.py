@@ -143,3 +143,13 @@ def test_a_finished_site_that_restarts_still_serves_its_last_update() -> None:
         assert last.round == 2
         assert isinstance(site.serve(last), Fetched)
         assert world.referee.commits_of(site.name) == 3
+
+
+def test_a_site_without_peers_finishes_however_often_it_crashes() -> None:
+    world = world_of(A, min_peers=0, rounds=30, crash_at_point=0.1, crash_any_time=0.01)
+    [site] = boot_all(world)
+    world.run_until(world.now + 6000)
+    assert world.counts["crashes"] > 5
+    assert phase_of(site) is Phase.FINISHED
+    assert sorted(world.referee.merged_by(A)) == list(range(30))
+    assert not any(world.referee.merged_by(A).values())

@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from lightyear_node.barrier import (
+    Alarm,
     Announce,
     Announced,
     Answered,
     Barrier,
+    Cause,
     Command,
     Commit,
     Decide,
@@ -94,6 +96,12 @@ def test_too_few_sites_have_no_default() -> None:
 def test_a_barrier_refuses_terms_that_could_block_or_drift(min_peers: int, faulty_max: int) -> None:
     with pytest.raises(BarrierMisuse, match="min_peers"):
         Bench(min_peers=min_peers, faulty_max=faulty_max)
+
+
+@pytest.mark.parametrize(("min_peers", "faulty_max"), [(1, 0), (0, 1), (0, -1), (-1, 0)])
+def test_without_peers_none_can_be_needed_nor_faulty(min_peers: int, faulty_max: int) -> None:
+    with pytest.raises(BarrierMisuse, match="min_peers"):
+        Bench(peers=(), min_peers=min_peers, faulty_max=faulty_max)
 
 
 def test_nobody_is_its_own_peer() -> None:
@@ -337,6 +345,41 @@ def test_nobody_is_dragged_beyond_the_last_round() -> None:
     bench.tell(*(Announced(update(peer, 10**6)) for peer in (B, C, D)))
     bench.sealed()
     assert bench.barrier.round == 19
+
+
+# Alone.
+
+
+def test_a_site_without_peers_runs_through_all_its_rounds_at_once() -> None:
+    bench = Bench(peers=(), min_peers=0, rounds=3)
+    assert Train(Round(0)) in bench.start()
+    for number in range(3):
+        commands = bench.sealed(f"ours {number}")
+        judge = judge_in(commands)
+        assert (judge.round, judge.updates, judge.missing) == (number, (), ())
+        decide, merge, commit, then = bench.finished_round(judge)
+        assert isinstance(decide, Decide)
+        assert (decide.decision.cause, decide.decision.verdicts) == (Cause.ALL, ())
+        assert decide.decision.why == "this site trains alone"
+        assert isinstance(merge, Merge)
+        assert isinstance(commit, Commit)
+        assert then == (Train(Round(number + 1)) if number < 2 else Finish())
+    assert bench.now == 50.0
+    assert only(Fetch, bench.all) == only(Alarm, bench.all) == []
+    assert bench.barrier.waiting_for(bench.now) == "finished: 3 rounds done"
+
+
+def test_a_site_without_peers_goes_on_where_it_was() -> None:
+    bench = Bench(peers=(), min_peers=0, rounds=3, remembers=memory(1, announced=update(US, 1)))
+    assert judge_in(bench.start()).round == 1
+
+
+def test_strangers_do_not_move_a_site_without_peers() -> None:
+    bench = Bench(peers=(), min_peers=0, rounds=3)
+    bench.start()
+    assert bench.tell(Announced(update(B, 2)), Heard(C, at_work=True), Answered(D)) == []
+    bench.sealed()
+    assert bench.barrier.round == 0
 
 
 # Refusing.

@@ -153,6 +153,45 @@ def test_start_says_why_min_peers_is_impossible(homes: Path, tmp_path: Path) -> 
     assert "at least max(1, 2 × 0) = 1 and at most 2 - 1 - 0 = 1" in words
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected", "advice"),
+    [
+        # Which rules and options there are, the worker knows.
+        ("{name: krumm}", 'there is no rule "krumm"', 'did you mean "krum"?'),
+        ("{name: krum, options: {fauly: 1}}", 'no option "fauly"', 'did you mean "faulty"?'),
+        ("{name: krum, options: {tau: 0.5}}", 'rule krum has no option "tau"', ""),
+        ("{name: krum, options: {faulty: much}}", "faulty is 'much', not an int or None", ""),
+        ("{name: ditto, options: {lam: -1}}", "rule ditto: lam is -1, not 0 or above", ""),
+        # The rest is wrong whatever they are.
+        ("{name: krum, tau: 0.5}", "`tau` is a setting of lightyear", "correct that value"),
+        ("{name: krum, fauly: 1}", "unknown key `fauly`", ""),
+        ("{nam: krum}", "unknown key `nam`: did you mean `name`?", ""),
+        ("{name: 3}", "`rule.name`: ", "correct that value"),
+    ],
+)
+def test_start_names_what_is_wrong_with_the_rule(
+    homes: Path, tmp_path: Path, rule: str, expected: str, advice: str
+) -> None:
+    peers = tmp_path / "peers.yaml"
+    peers.write_text((homes / "peers.yaml").read_text() + f"rule: {rule}\n")
+    arguments = ("start", "--peers", str(peers), "--state-dir", str(tmp_path / "state"))
+    words = failure(78, *arguments, cwd=homes / "site-a")
+    [line] = [line for line in words.splitlines() if line.startswith("lightyear-node: ")]
+    assert expected in line
+    assert advice in words.splitlines()[-1]
+
+
+def test_start_refuses_our_own_strictness_under_a_rule_that_has_none(
+    homes: Path, tmp_path: Path
+) -> None:
+    peers = tmp_path / "peers.yaml"
+    peers.write_text((homes / "peers.yaml").read_text() + "rule: {name: krum}\n")
+    words = failure(
+        78, "start", "--peers", str(peers), cwd=homes / "site-a", LIGHTYEAR_RULE_TAU="0.8"
+    )
+    assert "`rule.tau` is a setting of lightyear, but the federation's rule is krum" in words
+
+
 def test_start_refuses_a_key_that_others_can_read(homes: Path) -> None:
     key = homes / "site-a/keys/tls.key"
     key.chmod(0o644)

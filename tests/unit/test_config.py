@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from lightyear_node.config import Agreement, load_agreement, load_site
+from lightyear_node.config import Agreement, RuleTerms, load_agreement, load_site
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import make_identity
+from lightyear_node.peers_file import write_agreement
 
 PIN = "SHA256:" + "A" * 43
 OTHER_PIN = "SHA256:" + "B" * 43
@@ -56,6 +59,27 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         (agreement_text("rule: {taw: 0.5}\n"), ":3: unknown key `taw`: did you mean `tau`?"),
         (agreement_text("seed: 1\nseed: 2\n"), ":4: key `seed` appears twice"),
         (agreement_text("rule: &r {tau: 0.5}\nbarrier: *r\n"), ":4: aliases"),
+        # A misspelt key is the cause, and the missing one its effect.
+        ("verison: 1\nfederation: x\npeers: []\n", ":1: unknown key `verison`: did you mean `vers"),
+        (
+            agreement_text(peers="  - {name: site-a, adress: 'a:1'}\n"),
+            ":4: unknown key `adress`: did you mean `address`?",
+        ),
+        (
+            agreement_text("rule: {name: krum, tau: 0.5}\n"),
+            ":3: `rule`: `tau` is a setting of lightyear; those of krum stand under `options`",
+        ),
+        (agreement_text("rule: {options: {tau: 0.5}}\n"), ":3: `rule`: lightyear's settings stand"),
+        (agreement_text("rule: {name: krum, fauly: 1}\n"), ":3: unknown key `fauly`"),
+        (
+            agreement_text("rule:\n  name: krum\n  options: {faulty: [1]}\n"),
+            ":5: `rule.options.faulty`: an option is a number, a word, true, false or null",
+        ),
+        (
+            agreement_text("rule: {name: krum, options: {faulty: .inf}}\n"),
+            ":3: `rule.options.faulty`: an option is a finite number",
+        ),
+        (agreement_text("rule: krum\n"), ":3: `rule`: "),
         (agreement_text("rounds: 0\n"), ":3: `rounds`: "),
         (agreement_text("rule: {tau: 2}\n"), ":3: `rule.tau`: "),
         (agreement_text("barrier: {grace: 30}\nbarrier2: 1\n"), ":4: unknown key `barrier2`"),
@@ -74,6 +98,22 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
     assert refusal(tmp_path, text).startswith(expected)
+
+
+def test_a_rules_options_keep_their_kinds_wherever_they_are_written(tmp_path: Path) -> None:
+    given = {"none": None, "yes": True, "whole": 1, "half": 0.5, "round": 2.0, "word": "1"}
+    options = "{none: null, yes: true, whole: 1, half: 0.5, round: 2.0, word: '1'}"
+    agreement = load(tmp_path, agreement_text(f"rule: {{name: mine, options: {options}}}\n"))
+
+    def same(options: Mapping[str, object]) -> bool:
+        return options == given and [*map(type, options.values())] == [*map(type, given.values())]
+
+    assert same(agreement.rule.options)
+    write_agreement(tmp_path / "again.yaml", agreement)
+    assert same(load_agreement(tmp_path / "again.yaml").rule.options)
+    assert load_agreement(tmp_path / "again.yaml").digest() == agreement.digest()
+    for plain in (agreement.rule.model_dump(), agreement.rule.model_dump(mode="json")):
+        assert same(RuleTerms(**json.loads(json.dumps(plain))).options)
 
 
 def test_duplicate_peers_are_named(tmp_path: Path) -> None:

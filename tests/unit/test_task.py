@@ -22,6 +22,7 @@ from lightyear_node.worker.jobs import Candidate
 from lightyear_node.worker.site import Site
 from lightyear_node.worker.task import build_task
 from lightyear_node.worker.train import evaluate, split_batch, train_one_round
+from lightyear_node.worker.trainee import Trainee
 
 CPU = torch.device("cpu")
 CONTEXT = {"site_name": "site-a", "site_index": 0, "site_count": 2, "seed": 3}
@@ -149,21 +150,13 @@ def test_empty_data_is_named() -> None:
 
 
 def test_the_optimizer_and_what_stays_at_home_survive_in_a_file(tmp_path: Path) -> None:
-    def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        model = net()
-        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-        train_one_round(task(), model, optimizer, CPU, lambda *_: None)
-        return model, optimizer
-
-    model, optimizer = trained()
-    carry.save(tmp_path / "carry", model, optimizer, {"1.num_batches_tracked"})
-    torch.manual_seed(9)
-    other = net()
-    other_optimizer = torch.optim.Adam(other.parameters(), 1e-2)
-    carry.load(tmp_path / "carry", other, other_optimizer)
-    assert int(other[1].num_batches_tracked) == 3
-    theirs, ours = other_optimizer.state_dict(), optimizer.state_dict()
+    one = Trainee(task(), net(), CPU)
+    one.train(0, lambda *_: None)
+    carry.save(tmp_path / "carry", {"shared": one.carried({"1.num_batches_tracked"})})
+    other = Trainee(task(), net(), CPU)
+    other.restore(carry.load(tmp_path / "carry")["shared"])
+    assert int(other.model[1].num_batches_tracked) == 3  # type: ignore[index]
+    theirs, ours = other.optimizer.state_dict(), one.optimizer.state_dict()
     assert theirs["param_groups"] == ours["param_groups"]
     for index, state in ours["state"].items():
         for key, value in state.items():
@@ -171,10 +164,8 @@ def test_the_optimizer_and_what_stays_at_home_survive_in_a_file(tmp_path: Path) 
 
 
 def test_a_disk_that_cannot_take_the_carry_is_told_as_such(tmp_path: Path) -> None:
-    model = net()
-    optimizer = torch.optim.Adam(model.parameters())
     with pytest.raises(OSError) as caught:
-        carry.save(tmp_path / "no-such-folder" / "carry", model, optimizer, set())
+        carry.save(tmp_path / "no-such-folder" / "carry", Trainee(task(), net(), CPU).carried())
     assert caught.value.errno == errno.ENOENT
 
 
@@ -226,7 +217,8 @@ def test_broken_peers_are_judged_with_a_reason_each(tmp_path: Path) -> None:
         broken = site(malfunction=Malfunction(kind=kind))
         train(broken, tmp_path, kind)
         peer = Candidate("site-b", str(tmp_path / f"{kind}.out"), 24, "0" * 64)  # type: ignore[arg-type]
-        [verdicts[kind]] = one.judge(own=own, before=tmp_path / "own.base", peers=[peer], round=0)
+        judged = one.judge(own=own, before=tmp_path / "own.base", peers=[peer], round=0)
+        [verdicts[kind]] = judged.verdicts
     assert [v.accepted for v in verdicts.values()] == [False, False]
     assert verdicts["nan"].reason == "nonfinite"
     # A flipped running variance is negative: no network computes with it.

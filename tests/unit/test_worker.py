@@ -46,6 +46,7 @@ def opening(entry: str = "hospital:build", **changed: Any) -> dict[str, Any]:
         "sites": ["site-a", "site-b"],
         "seed": 3,
         "rule": {"name": "lightyear"},
+        "rounds": 3,
         "device": "cpu",
         "threads": 1,
         "exclude": [],

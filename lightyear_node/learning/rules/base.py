@@ -1,14 +1,15 @@
 """What every aggregation rule is: own model and peers' models → a verdict per peer → a new model.
 
 Judging and merging are two steps, because the decision is made durable in between: `merge` needs
-nothing but the weights that the verdicts gave.
+nothing but the weights that the verdicts gave.  What a rule must remember from one round to the
+next (a reputation) it returns as plain values; they are journaled together with the decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,24 +39,77 @@ class Share:
     weight: float
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a judge stands: which round, of how many, and from where it came."""
+
+    round: Round
+    rounds: int | None = None
+    """How many there will be; None where nobody knows."""
+    start: Mapping[str, Tensor] | None = None
+    """Our model before this round's training."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the rule returned in the round before; empty at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    verdicts: tuple[Verdict, ...]
+    """One for each peer, in the order given."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values."""
+
+
 class Rule(Protocol):
+    """A frozen dataclass; its fields are the options that peers.yaml may set."""
+
+    @property
+    def proximal_strength(self) -> float: ...
+
+    @property
+    def personal_strength(self) -> float: ...
+
+    @property
+    def own_statistics(self) -> bool: ...
+
     def judge(
-        self,
-        own: Candidate,
-        peers: Sequence[Candidate],
-        probe: Probe,
-        round: Round,
-        *,
-        start: Mapping[str, Tensor] | None = None,
-    ) -> list[Verdict]:
-        """A verdict for each peer, in the order given.  `start` is our model before training."""
-        ...
+        self, own: Candidate, peers: Sequence[Candidate], probe: Probe, turn: Turn
+    ) -> Judgement: ...
 
     def merge(
         self, own: Mapping[str, Tensor], shares: Sequence[Share], round: Round
     ) -> Iterator[tuple[str, Tensor]]:
         """The new model, tensor by tensor in the order of a weights file."""
         ...
+
+
+class Averaging:
+    """What most rules share: the accepted models enter by their weights, training is plain.
+
+    `proximal_strength` pulls training towards the round's start (FedProx's μ).  A positive
+    `personal_strength` (Ditto's λ) gives the site a second, personal model, which is trained with
+    that pull towards the shared one, stays at home, and is the one that is evaluated and used.
+    With `own_statistics`, BatchNorm's are estimated anew on our own inputs after every merge.
+    """
+
+    __slots__ = ()
+
+    @property
+    def proximal_strength(self) -> float:
+        return 0.0
+
+    @property
+    def personal_strength(self) -> float:
+        return 0.0
+
+    @property
+    def own_statistics(self) -> bool:
+        return False
+
+    def merge(
+        self, own: Mapping[str, Tensor], shares: Sequence[Share], round: Round
+    ) -> Iterator[tuple[str, Tensor]]:
+        return mixed(own, shares)
 
 
 def shares_of(verdicts: Sequence[Verdict], peers: Sequence[Candidate]) -> list[Share]:

@@ -6,7 +6,7 @@
 The own model belongs to the mean (A(θ_i, θ_i) = 1 ≥ τ, and the paper's problem statement has it);
 `include_self=False` is the sum over the neighbours alone.  An empty S_i leaves θ_i as it is.
 
-`guard=True` adds the checks of `guard`, and keeps BatchNorm's running statistics at home.
+`guard=True` adds the checks of `guard`, and leaves peers' BatchNorm statistics out of everything.
 `guard=False` is the paper's method exactly, save that weights that are not numbers are named so.
 """
 
@@ -22,49 +22,80 @@ from lightyear_node.errors import ConfigError
 from lightyear_node.learning.guard import (
     Ruler,
     decide,
-    is_statistic,
+    first_tau,
     recordable,
     regret_max,
     soundness,
 )
 from lightyear_node.learning.probe import Probe
-from lightyear_node.learning.rules.base import Candidate, Share, fits, mixed
-from lightyear_node.records import Reason, Round, Verdict
+from lightyear_node.learning.rules.base import (
+    Averaging,
+    Candidate,
+    Judgement,
+    Share,
+    Turn,
+    fits,
+    mixed,
+)
+from lightyear_node.learning.statistics import is_statistic
+from lightyear_node.records import PeerName, Reason, Round, Verdict
+
+ROUNDS_ALONE = "rounds_alone"
 
 
 @dataclass(frozen=True, slots=True)
-class Lightyear:
+class Lightyear(Averaging):
     tau: float = 0.6
     gamma: float = 0.95
     guard: bool = True
     include_self: bool = True
+    weights: str = "uniform"
+    """`uniform` as in the paper, or `samples`: by the training samples that sites say they have."""
+    weight_max: float = 0.5
+    """No peer gets more of the mean, however many samples it claims; the rest is ours."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:
             raise ConfigError(f"rule lightyear: tau is {self.tau}, not between 0 and 1")
         if not 0 < self.gamma <= 1:
             raise ConfigError(f"rule lightyear: gamma is {self.gamma}, not above 0 and at most 1")
+        if self.weights not in ("uniform", "samples"):
+            raise ConfigError(
+                f"rule lightyear: weights are `uniform` or `samples`, not {self.weights!r}"
+            )
+        if not 0 < self.weight_max <= 1:
+            raise ConfigError(f"rule lightyear: weight_max is {self.weight_max}, not in (0, 1]")
 
     def judge(
-        self,
-        own: Candidate,
-        peers: Sequence[Candidate],
-        probe: Probe,
-        round: Round,
-        *,
-        start: Mapping[str, Tensor] | None = None,
-    ) -> list[Verdict]:
-        probe.anchor(own.weights)
+        self, own: Candidate, peers: Sequence[Candidate], probe: Probe, turn: Turn
+    ) -> Judgement:
+        probe.anchor(own.weights, own_statistics=self.guard)
         if self.guard and probe.own_loss is None:
             raise ValueError("the guard needs labels in the validation set; or set guard: false")
-        ruler = Ruler.of(own.weights, start) if self.guard else None
-        verdicts = [self._judge_one(own, peer, probe, ruler) for peer in peers]
-        accepted = sum(verdict.accepted for verdict in verdicts)
-        share = 1 / (accepted + self.include_self) if accepted else 0.0
-        return [replace(v, weight=share) if v.accepted else v for v in verdicts]
+        rounds_alone = turn.state.get(ROUNDS_ALONE, 0)
+        ruler = Ruler.of(own.weights, turn.start, rounds_alone) if self.guard else None
+        tau = first_tau(turn.round, self.tau) if self.guard else self.tau
+        verdicts = [self._judge_one(own, peer, probe, ruler, tau) for peer in peers]
+        accepted = [peer for peer, v in zip(peers, verdicts, strict=True) if v.accepted]
+        shares = self._shares(own, accepted)
+        return Judgement(
+            tuple(replace(v, weight=shares.get(v.peer, 0.0)) for v in verdicts),
+            {ROUNDS_ALONE: 0 if accepted else rounds_alone + 1},
+        )
+
+    @property
+    def own_statistics(self) -> bool:
+        return self.guard
+
+    def _shares(self, own: Candidate, accepted: Sequence[Candidate]) -> dict[PeerName, float]:
+        counted = [*accepted, own] if self.include_self else accepted
+        if self.weights == "uniform" or not all(site.samples > 0 for site in counted):
+            return {peer.peer: 1 / len(counted) for peer in accepted}
+        total = sum(site.samples for site in counted)
+        return {peer.peer: min(peer.samples / total, self.weight_max) for peer in accepted}
 
     def _judge_one(
-        self, own: Candidate, peer: Candidate, probe: Probe, ruler: Ruler | None
+        self, own: Candidate, peer: Candidate, probe: Probe, ruler: Ruler | None, tau: float
     ) -> Verdict:
         def verdict(
             reason: Reason, score: float | None = None, checks: Mapping[str, float] | None = None
@@ -79,13 +110,13 @@ class Lightyear:
             return verdict(sound)
         checks: dict[str, float] = {}
         if ruler is not None:
-            checks["distance"] = recordable(ruler.distance(own.weights, peer.weights))
-            checks["distance_max"] = ruler.distance_max
+            distance, limit = ruler.farthest(own.weights, peer.weights)
+            checks["distance"], checks["distance_max"] = recordable(distance), limit
         measured = probe.measure(peer.weights)
         if math.isnan(measured.agreement):  # finite weights, but their features overflow
             return verdict(Reason.NONFINITE, checks=checks)
         checks["agreement"] = measured.agreement
-        checks["tau"] = self.tau
+        checks["tau"] = tau
         if ruler is not None and measured.loss is not None and probe.own_loss is not None:
             checks["regret"] = recordable(measured.loss - probe.own_loss)
             checks["regret_max"] = regret_max(probe.own_loss, probe.chance_loss)

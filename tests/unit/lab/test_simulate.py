@@ -10,10 +10,11 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config import ALONE, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab.federation import LabError, site_names
-from lightyear_node.lab.simulate import ALONE, Apart, SimResult, Spec, simulate, simulate_apart
+from lightyear_node.lab.simulate import Apart, SimResult, Spec, simulate, simulate_apart
+from lightyear_node.learning.rules import Judgement
 from lightyear_node.records import Reason, Verdict
 from lightyear_node.worker.jobs import Candidate, Merged, Trained
 
@@ -66,7 +67,7 @@ class Scribe:
 
     def train(
         self, *, base: Path, carry: Path | None, round: int, own: Path, outgoing: Path,
-        carry_out: Path,
+        carry_out: Path, measure: bool,
     ) -> Trained:  # fmt: skip
         carried = carry.read_text() if carry else "nothing"
         own.write_text(f"{self.task}{round}({base.read_text()}, {carried})")
@@ -74,14 +75,18 @@ class Scribe:
         return Trained(samples=1, metrics={"accuracy": float(round)})
 
     def judge(
-        self, *, own: Path, before: Path, peers: Sequence[Candidate], round: int
-    ) -> list[Verdict]:
+        self, *, own: Path, before: Path, peers: Sequence[Candidate], round: int,
+        state: Mapping[str, object],
+    ) -> Judgement:  # fmt: skip
         assert own.read_text().startswith(f"{self.task}{round}({before.read_text()}, ")
-        return [Verdict(peer.peer, True, Reason.OK, weight=0.5) for peer in peers]
+        assert state == ({"judged": round - 1} if round else {})
+        verdicts = [Verdict(peer.peer, True, Reason.OK, weight=0.5) for peer in peers]
+        return Judgement(tuple(verdicts), {"judged": round})
 
     def merge(
-        self, *, own: Path, accepted: Sequence[tuple[Candidate, float]], round: int, out: Path
-    ) -> Merged:
+        self, *, own: Path, accepted: Sequence[tuple[Candidate, float]], round: int, out: Path,
+        measure: bool,
+    ) -> Merged:  # fmt: skip
         theirs = "".join(f" + {w}·{Path(peer.path).read_text()}" for peer, w in accepted)
         out.write_text(own.read_text() + theirs)
         self.models.append(out.read_text())
@@ -127,6 +132,16 @@ def test_the_guard_refuses_what_averaging_takes_in() -> None:
     assert verdicts_on_bad(guarded) == [(False, Reason.TOO_FAR)] * 4
     assert verdicts_on_bad(averaged) == [(True, Reason.OK)] * 4
     assert steps == [(done, 6) for done in range(1, 7)]
+
+
+def test_metrics_of_the_last_round_only() -> None:
+    every, last = simulate(SPEC), simulate(replace(SPEC, final_only=True))
+    for name, rounds in last.sites.items():
+        assert [bool(one.local or one.merged) for one in rounds] == [False, True]
+        assert rounds[-1] == every.sites[name][-1]
+    assert last.update_bytes == every.update_bytes > 4 * 87_178  # parameters of the digits' network
+    assert SimResult.of(last.to_plain()) == last
+    assert Spec.of(replace(SPEC, final_only=True).to_plain()) == replace(SPEC, final_only=True)
 
 
 def test_the_malfunction_spoils_only_what_is_sent() -> None:

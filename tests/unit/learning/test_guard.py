@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from lightyear_node.learning import Candidate, Probe, corrupt, exchanged, load_into, make_rule
 from lightyear_node.learning.guard import Ruler, decide, recordable, regret_max, soundness
+from lightyear_node.learning.rules import Turn
 from lightyear_node.records import PeerName, Reason, Round, Verdict
 
 Tensors = dict[str, Tensor]
@@ -67,23 +68,40 @@ def moved(tensors: Tensors, name: str, by: float) -> Tensors:
 
 
 def test_distance_is_the_largest_relative_step_of_a_layer() -> None:
-    """δ_ij = max over weight tensors of ‖W_j − W_i‖_F / ‖W_i‖_F"""
+    """δ_l = ‖W_j − W_i‖_F / ‖W_i‖_F, of the layer that is nearest to its limit"""
     own = layers()
     ruler = Ruler.of(own)
     theirs = moved(moved(own, "a.weight", 1.0), "b.weight", 1.2)
-    assert ruler.distance(own, theirs) == pytest.approx(1.2 / 2)
-    assert ruler.distance(own, own) == 0.0
-    assert ruler.distance(own, {n: -t for n, t in own.items()}) == pytest.approx(2)
+    assert ruler.farthest(own, theirs)[0] == pytest.approx(1.2 / 2)
+    assert ruler.farthest(own, own)[0] == 0.0
+    assert ruler.farthest(own, {n: -t for n, t in own.items()})[0] == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
     ("step", "reach"), [(0.0, 0.5), (1.0, 0.5), (2.0, 0.75), (2.4, 0.9), (4.0, 1.0)]
 )
 def test_a_peer_may_be_somewhat_farther_than_our_own_step(step: float, reach: float) -> None:
-    """κ_i = min(1, max(0.5, 1.5·s_i))"""
+    """κ_l = min(1, max(0.5, 1.5·s_l)), for each layer by its own step"""
     own = layers()
-    start = moved(own, "a.weight", step)  # s_i = step / 4
-    assert Ruler.of(own, start).distance_max == pytest.approx(reach)
+    start = moved(own, "a.weight", step)  # s_a = step / 4
+    limits = Ruler.of(own, start).limits
+    assert limits["a.weight"] == pytest.approx(reach)
+    assert {limits[name] for name in limits if name != "a.weight"} == {0.5}
+
+
+def test_a_site_that_was_alone_looks_farther() -> None:
+    own = layers()
+    start = moved(own, "a.weight", 1.0)  # s_a = 1/4
+    limits = [Ruler.of(own, start, rounds_alone).limits["a.weight"] for rounds_alone in range(4)]
+    assert limits == pytest.approx([0.5, 0.75, 1.0, 1.0])
+
+
+def test_noise_shows_in_the_layer_that_hardly_moves() -> None:
+    """A dense layer that moves by its own length must not excuse a convolution that does not."""
+    own = layers()
+    start = moved(own, "b.weight", 2.0)  # s_b = 1
+    noisy = moved(moved(own, "a.weight", 2.4), "b.weight", 1.4)  # δ = 0.6 and 0.7
+    assert Ruler.of(own, start).farthest(own, noisy) == pytest.approx((0.6, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -93,13 +111,13 @@ def test_vectors_are_measured_by_the_layer_they_belong_to(name: str, scale: floa
     own = layers()
     ruler = Ruler.of(own, moved(own, name, 3.0) if name == "a.bias" else None)
     expected = 1.0 / max(scale, 12.0 if name == "a.bias" else 0.0)
-    assert ruler.distance(own, moved(own, name, 1.0)) == pytest.approx(expected)
-    assert ruler.distance_max == 0.5  # a bias' own step stretches nothing but its own scale
+    assert ruler.farthest(own, moved(own, name, 1.0))[0] == pytest.approx(expected)
+    assert ruler.limits[name] == 0.5  # a bias' own step stretches nothing but its own scale
 
 
 def test_a_large_bias_is_its_own_scale() -> None:
     own = moved(layers(), "a.bias", 10.0)
-    assert Ruler.of(own).distance(own, moved(own, "a.bias", 5.0)) == pytest.approx(0.5)
+    assert Ruler.of(own).farthest(own, moved(own, "a.bias", 5.0))[0] == pytest.approx(0.5)
 
 
 def test_attention_and_reparametrised_layers_find_their_weight() -> None:
@@ -112,8 +130,8 @@ def test_attention_and_reparametrised_layers_find_their_weight() -> None:
         "head.parametrizations.weight.original1": torch.full((3, 3), 2.0),
     }
     ruler = Ruler.of(own)
-    assert ruler.distance(own, moved(own, "mha.in_proj_bias", 1.0)) == pytest.approx(1 / 4)
-    assert ruler.distance(own, moved(own, "head.bias", 3.0)) == pytest.approx(3 / 6)
+    assert ruler.farthest(own, moved(own, "mha.in_proj_bias", 1.0))[0] == pytest.approx(1 / 4)
+    assert ruler.farthest(own, moved(own, "head.bias", 3.0))[0] == pytest.approx(3 / 6)
 
 
 def test_a_loose_tensor_that_starts_at_zero_is_allowed_some_of_our_own_steps() -> None:
@@ -122,23 +140,23 @@ def test_a_loose_tensor_that_starts_at_zero_is_allowed_some_of_our_own_steps() -
     own = moved(start, "embed.position", 1.0)
     opposite = moved(start, "embed.position", -1.0)
     ruler = Ruler.of(own, start)
-    assert ruler.distance(own, opposite) == pytest.approx(0.5)
-    assert ruler.distance_max == 0.5
+    assert ruler.farthest(own, opposite)[0] == pytest.approx(0.5)
+    assert set(ruler.limits.values()) == {0.5}
 
 
 def test_running_statistics_are_not_weights() -> None:
     own = layers()
     for name in ("norm.running_mean", "norm.running_var"):
-        assert Ruler.of(own).distance(own, moved(own, name, 1e6)) == 0.0
+        assert Ruler.of(own).farthest(own, moved(own, name, 1e6))[0] == 0.0
 
 
 def test_without_a_scale_any_difference_is_too_far() -> None:
     own = {"a.weight": torch.zeros(2, 2)}
     ruler = Ruler.of(own)
-    assert ruler.distance(own, own) == 0.0
-    assert ruler.distance(own, {"a.weight": torch.ones(2, 2)}) == math.inf
+    assert ruler.farthest(own, own)[0] == 0.0
+    assert ruler.farthest(own, {"a.weight": torch.ones(2, 2)})[0] == math.inf
     assert math.isfinite(recordable(math.inf))
-    assert recordable(math.nan) > ruler.distance_max
+    assert recordable(math.nan) > 1
 
 
 def test_regret_keeps_a_tenth_of_our_advantage() -> None:
@@ -156,7 +174,8 @@ def judged(federation: Any, *sent: Tensors, **options: Any) -> list[Verdict]:
     own = Candidate(PeerName("us"), site.weights)
     peers = [Candidate(PeerName(f"peer-{index}"), tensors) for index, tensors in enumerate(sent)]
     rule = make_rule("lightyear", options)
-    return rule.judge(own, peers, Probe(site.model, site.batches), Round(1), start=federation.start)
+    probe = Probe(site.model, site.batches)
+    return list(rule.judge(own, peers, probe, Turn(Round(1), start=federation.start)).verdicts)
 
 
 def corrupted(federation: Any, kind: str, seed: int = 0) -> Tensors:
@@ -221,14 +240,6 @@ def test_finite_weights_whose_features_overflow(digits: Any) -> None:
         assert all(math.isfinite(value) for value in verdict.checks.values())
 
 
-def test_wrong_statistics_show_as_regret(normalised_digits: Any) -> None:
-    """Distance does not look at BatchNorm's statistics, and agreement hardly does."""
-    honest = normalised_digits.sites[1].weights
-    shifted = {**honest, "1.running_mean": honest["1.running_mean"] + 3}
-    (verdict,) = judged(normalised_digits, shifted, tau=0.0)
-    assert verdict.reason is Reason.LOSS_REGRET
-
-
 def test_training_on_wrong_labels_shows_as_regret(digits: Any) -> None:
     """Poisoned data: the features agree, but the answers are wrong."""
     site = digits.sites[1]
@@ -251,6 +262,7 @@ def test_the_guard_needs_labels(digits: Any) -> None:
     probe = Probe(site.model, [x for x, _ in site.batches])
     own, peer = Candidate(PeerName("us"), site.weights), Candidate(PeerName("p"), site.weights)
     with pytest.raises(ValueError, match="labels"):
-        make_rule("lightyear", {}).judge(own, [peer], probe, Round(0))
-    (verdict,) = make_rule("lightyear", {"guard": False}).judge(own, [peer], probe, Round(0))
+        make_rule("lightyear", {}).judge(own, [peer], probe, Turn(Round(0)))
+    unguarded = make_rule("lightyear", {"guard": False})
+    (verdict,) = unguarded.judge(own, [peer], probe, Turn(Round(0))).verdicts
     assert verdict.score == pytest.approx(1)

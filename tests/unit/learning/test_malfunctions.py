@@ -22,20 +22,20 @@ def test_additive_noise_attack_is_proportional_to_the_weights() -> None:
     noise = sent["0.weight"] / WEIGHTS["0.weight"] - 1
     assert float(noise.std()) == pytest.approx(1.205, rel=0.05)
     assert abs(float(noise.mean())) < 0.1
-    mild = corrupt("ana", WEIGHTS, seed=1, strength=1.5)["0.weight"] / WEIGHTS["0.weight"] - 1
+    mild = corrupt("ana", WEIGHTS, seed=1, scale=1.5)["0.weight"] / WEIGHTS["0.weight"] - 1
     assert torch.allclose(mild * 120.5, noise * 1.5, atol=1e-3)
 
 
 def test_additive_noise_attack_as_the_main_text_has_it() -> None:
     """'θ̃ = θ + ε, ε ∼ N(0, σ²I)'"""
-    noise = corrupt("ana", WEIGHTS, seed=1, sigma=0.3)["0.weight"] - WEIGHTS["0.weight"]
+    noise = corrupt("noise", WEIGHTS, seed=1, scale=0.3)["0.weight"] - WEIGHTS["0.weight"]
     assert float(noise.std()) == pytest.approx(0.3, rel=0.05)
     assert abs(float((noise * WEIGHTS["0.weight"]).mean())) < 0.03
 
 
 def test_sign_flipping_attack() -> None:
     """'the client multiplies the entire update by a negative constant', θ̃ = −α·θ"""
-    sent = corrupt("sfa", WEIGHTS, seed=1, alpha=2.0)
+    sent = corrupt("sfa", WEIGHTS, seed=1, scale=2.0)
     assert sent.keys() == WEIGHTS.keys()
     assert all(torch.equal(sent[name], -2 * tensor) for name, tensor in WEIGHTS.items())
     assert torch.equal(corrupt("sfa", WEIGHTS, seed=1)["0.bias"], -WEIGHTS["0.bias"])
@@ -94,7 +94,26 @@ def test_nan() -> None:
     assert all(t.isnan().all() for t in corrupt("nan", WEIGHTS, seed=1).values())
 
 
-@pytest.mark.parametrize("kind", list(Malfunction))
+def test_a_shifted_bias_prefers_one_class() -> None:
+    sent = corrupt("bias-shift", WEIGHTS, seed=1, head="3")
+    raised = sent["3.bias"] - WEIGHTS["3.bias"]
+    assert sorted(raised.tolist())[-1] == pytest.approx(10)
+    assert raised.count_nonzero() == 1
+    assert all(torch.equal(sent[name], WEIGHTS[name]) for name in WEIGHTS if name != "3.bias")
+    small = corrupt("bias-shift", WEIGHTS, seed=1, head="3", scale=1.0)
+    assert float((small["3.bias"] - WEIGHTS["3.bias"]).max()) == pytest.approx(1)
+
+
+MADE_BY_THE_WORKER = {Malfunction.LABEL_FLIP, Malfunction.STALE, Malfunction.FREE_RIDER}
+
+
+@pytest.mark.parametrize("kind", sorted(MADE_BY_THE_WORKER))
+def test_what_needs_more_than_the_weights_is_left_to_the_worker(kind: Malfunction) -> None:
+    with pytest.raises(ValueError, match="the worker makes it"):
+        corrupt(kind, WEIGHTS, seed=1)
+
+
+@pytest.mark.parametrize("kind", sorted(set(Malfunction) - MADE_BY_THE_WORKER))
 def test_the_same_seed_and_round_send_the_same_message(kind: Malfunction) -> None:
     before = {name: tensor.clone() for name, tensor in WEIGHTS.items()}
     first, second = (

@@ -26,7 +26,7 @@ from lightyear_node.learning import (
     shares_of,
     write,
 )
-from lightyear_node.learning.rules import FedAvg, Lightyear
+from lightyear_node.learning.rules import RULES, FedAvg, Krum, Lightyear, Turn
 from lightyear_node.records import Digest, PeerName, Reason, Round
 
 Tensors = dict[str, Tensor]
@@ -173,7 +173,8 @@ def test_shares_of_more_than_a_whole_are_refused() -> None:
 def judged(rule: Rule, federation: Any, peers: list[Candidate], samples: int = 0) -> Any:
     site = federation.sites[0]
     own = Candidate(PeerName("us"), site.weights, samples)
-    return rule.judge(own, peers, Probe(site.model, site.batches), Round(0))
+    probe = Probe(site.model, site.batches)
+    return rule.judge(own, peers, probe, Turn(Round(1))).verdicts
 
 
 def honest(federation: Any, samples: int = 0) -> list[Candidate]:
@@ -219,6 +220,46 @@ def test_nobody_accepted_nothing_changes(digits: Any) -> None:
     assert identical(merged(rule, own, shares_of(verdicts, peers)), own)
 
 
+def test_shares_by_samples_are_capped(digits: Any) -> None:
+    by_samples = Lightyear(tau=0.0, guard=False, weights="samples")
+    ours, peers = 100, [Candidate(c.peer, c.weights, n) for c, n in zip(
+        honest(digits), (100, 200, 10**9), strict=False
+    )]  # fmt: skip
+    *modest, boaster = peers
+    total = ours + sum(peer.samples for peer in modest)
+    shares = [v.weight for v in judged(by_samples, digits, modest, samples=ours)]
+    assert shares == pytest.approx([peer.samples / total for peer in modest])
+    # However many samples a peer claims, it gets half; the rest of the mean is ours.
+    assert [v.weight for v in judged(by_samples, digits, [boaster], samples=ours)] == [0.5]
+    assert sum(v.weight for v in judged(by_samples, digits, peers, samples=ours)) <= 0.5 + 1e-6
+    # One that does not tell its number makes all of them equal again.
+    shy = Candidate(boaster.peer, boaster.weights, 0)
+    equal = judged(by_samples, digits, [*modest, shy], samples=ours)
+    assert {v.weight for v in equal} == {1 / (len(equal) + 1)}
+
+
+def test_rounds_without_any_accepted_peer_are_counted(digits: Any) -> None:
+    site = digits.sites[0]
+    own = Candidate(PeerName("us"), site.weights)
+    probe = Probe(site.model, site.batches)
+    nobody, everybody = Lightyear(tau=1.0), Lightyear(tau=0.0, guard=False)
+    alone = nobody.judge(own, honest(digits), probe, Turn(Round(1)))
+    still = nobody.judge(own, honest(digits), probe, Turn(Round(2), state=alone.state))
+    assert (alone.state, still.state) == ({"rounds_alone": 1}, {"rounds_alone": 2})
+    back = everybody.judge(own, honest(digits), probe, Turn(Round(3), state=still.state))
+    assert back.state == {"rounds_alone": 0}
+
+
+def test_in_the_first_round_the_guard_does_not_ask_for_agreement(digits: Any) -> None:
+    site = digits.sites[0]
+    own, probe = Candidate(PeerName("us"), site.weights), Probe(site.model, site.batches)
+    for guard, round, accepted in ((True, 0, True), (True, 1, False), (False, 0, False)):
+        rule = Lightyear(tau=1.0, guard=guard)
+        verdicts = rule.judge(own, honest(digits), probe, Turn(Round(round))).verdicts
+        assert {verdict.accepted for verdict in verdicts} == {accepted}
+        assert all(0 < verdict.score < 1 for verdict in verdicts)  # told in any case
+
+
 def test_own_model_agrees_wholly(digits: Any) -> None:
     """'A(θ_i, θ_i) = 1 ≥ τ': the own model would select itself."""
     twin = Candidate(PeerName("twin"), digits.sites[0].weights)
@@ -250,11 +291,18 @@ def test_fedavg_weighs_by_samples_where_all_are_known(digits: Any) -> None:
 
 
 def test_fedavg_has_no_protection(digits: Any) -> None:
-    broken = Candidate(PeerName("broken"), corrupt("nan", digits.sites[1].weights, seed=0))
-    verdicts = judged(FedAvg(), digits, [broken])
+    flipped = Candidate(PeerName("flipped"), corrupt("sfa", digits.sites[0].weights, seed=0))
+    verdicts = judged(FedAvg(), digits, [flipped])
     assert verdicts[0].accepted
-    after = merged(FedAvg(), digits.sites[0].weights, shares_of(verdicts, [broken]))
-    assert all(tensor.isnan().all() for tensor in after.values())
+    after = merged(FedAvg(), digits.sites[0].weights, shares_of(verdicts, [flipped]))
+    assert all(not tensor.any() for tensor in after.values())  # θ and −θ have a mean of zero
+
+
+def test_a_mean_with_nan_is_no_mean(digits: Any) -> None:
+    broken = Candidate(PeerName("broken"), corrupt("nan", digits.sites[1].weights, seed=0))
+    verdicts = judged(FedAvg(), digits, [broken, *honest(digits)])
+    assert (verdicts[0].reason, verdicts[0].weight) == (Reason.NONFINITE, 0.0)
+    assert [v.weight for v in verdicts[1:]] == [1 / 4] * 3
 
 
 def test_rules_are_made_by_name() -> None:
@@ -262,6 +310,12 @@ def test_rules_are_made_by_name() -> None:
     options = {"tau": 1, "gamma": 0.5, "guard": False, "include_self": False}
     assert make_rule("lightyear", options) == Lightyear(1, 0.5, False, False)
     assert make_rule("fedavg") == FedAvg()
+    assert make_rule("krum", {"faulty": None}) == Krum() != make_rule("krum", {"faulty": 1})
+    assert {name: type(make_rule(name)) for name in RULES} == dict(RULES)
+    assert list(RULES) == [
+        "lightyear", "fedavg", "krum", "afa", "asmr", "cfl", "ditto", "fedprox", "balance",
+        "scclip", "local",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -276,6 +330,20 @@ def test_rules_are_made_by_name() -> None:
         ("lightyear", {"guard": 1}, "not a bool"),
         ("lightyear", {"tau": True}, "not a float"),
         ("lightyear", {"tau": "0.6"}, "not a float"),
+        ("lightyear", {"tau": None}, "not a float"),
+        ("krum", {"faulty": 1.5}, "not an int or None"),
+        ("krum", {"faulty": True}, "not an int or None"),
+        ("krum", {"faulty": -1}, "0 or above"),
+        ("fedprox", {"mu": -0.1}, "0 or above"),
+        ("fedprox", {"mu": math.nan}, "0 or above"),
+        ("ditto", {"lam": math.inf}, "0 or above"),
+        ("ditto", {"lambda": 1}, "lam"),
+        ("afa", {"xi": 0}, "above 0"),
+        ("afa", {"xi_step": -1}, "0 or above"),
+        ("balance", {"gamma": 0}, "above 0"),
+        ("balance", {"kappa": -1}, "0 or above"),
+        ("balance", {"alpha": 1}, "local"),
+        ("local", {"tau": 0.6}, "has none"),
     ],
 )
 def test_a_wrong_rule_is_refused_with_a_hint(name: str, options: Any, words: str) -> None:

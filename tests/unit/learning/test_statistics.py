@@ -1,0 +1,81 @@
+"""BatchNorm's statistics: estimated from our own inputs, never taken from a peer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightyear_node.learning import Candidate, Probe, exchanged, make_rule
+from lightyear_node.learning.rules import Turn
+from lightyear_node.learning.statistics import estimate
+from lightyear_node.records import PeerName, Round, Verdict
+
+ROWS = [7, 32, 1, 24]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    )
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    dice = torch.Generator().manual_seed(1)
+    x = 3 + 2 * torch.randn(sum(ROWS), 2, 6, 6, generator=dice)
+    y = torch.randint(3, (len(x),), generator=dice)
+    return list(zip(x.split(ROWS), y.split(ROWS), strict=True))
+
+
+def test_the_statistics_are_those_of_all_usable_samples() -> None:
+    model = network()
+    assert estimate(model, batches())
+    seen = torch.cat([x for x, _ in batches() if len(x) > 1])
+    maps = model[0](seen).detach()  # (n, 4, 4, 4)
+    assert torch.allclose(model[1].running_mean, maps.mean((0, 2, 3)), atol=1e-5)
+    # The mean of the batches' variances: what is between batches is not in it.
+    assert torch.allclose(model[1].running_var, maps.var((0, 2, 3)), rtol=0.05)
+
+
+def test_nothing_else_changes() -> None:
+    model = network()
+    model[2].train(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    estimate(model, batches())
+    assert [module.training for module in model.modules()] == modes
+    assert model[1].momentum == 0.1
+    for name, tensor in model.state_dict().items():
+        changed = not torch.equal(tensor, before[name])
+        assert changed == name.startswith(("1.running", "1.num_batches"))
+
+
+def test_there_may_be_nothing_to_estimate() -> None:
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
+    assert not estimate(plain, batches())
+    model = network()
+    assert not estimate(model, [(torch.ones(1, 2, 6, 6), torch.zeros(1).long())])
+    assert torch.equal(model[1].running_var, torch.ones(4))
+
+
+def judged(guard: bool, mean: float, variance: float) -> Verdict:
+    """A peer with our own weights and other statistics."""
+    model = network()
+    estimate(model, batches())
+    ours = exchanged(model)
+    theirs = dict(ours)
+    theirs["1.running_mean"] = ours["1.running_mean"] + mean
+    theirs["1.running_var"] = ours["1.running_var"] * variance
+    rule = make_rule("lightyear", {"guard": guard})
+    own, peer = Candidate(PeerName("a"), ours), Candidate(PeerName("b"), theirs)
+    [verdict] = rule.judge(own, [peer], Probe(model, batches()), Turn(Round(0))).verdicts
+    return verdict
+
+
+def test_a_peers_statistics_decide_nothing_under_the_guard() -> None:
+    guarded = judged(True, mean=50.0, variance=1e-3)
+    assert guarded.accepted
+    assert guarded.score == judged(True, mean=0.0, variance=1.0).score
+    assert guarded.checks["regret"] == 0
+    # Without it, they are part of the model: the paper's method.
+    assert judged(False, mean=50.0, variance=1e-3).score != guarded.score

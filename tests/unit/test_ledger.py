@@ -1,0 +1,95 @@
+"""What a node remembers of its rounds: each step whole or not at all, and there again later."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightyear_node.barrier import Cause, Decision, Memory
+from lightyear_node.errors import StoreError
+from lightyear_node.journal import Journal
+from lightyear_node.ledger import Ledger
+from lightyear_node.records import Digest, Generation, PeerName, Reason, Round, Verdict
+
+FIRST = {"alpha": {"b": 4}, "beta": {"b": 3}, "blocked": []}
+SECOND = {"alpha": {"b": 4}, "beta": {"b": 4}, "blocked": ["b"]}
+
+
+class Book:
+    """A ledger in a file, which can be closed and opened again."""
+
+    def __init__(self, path: Path, rule: str = "afa") -> None:
+        self.path = path
+        self.journal = Journal(path)
+        stamps = itertools.count(self.journal.lamport + 1)
+        self.ledger = Ledger(self.journal, wall_ns=lambda: 0, stamp=lambda: next(stamps))
+        self.ledger.start(schema=Digest("s"), initial_model=Digest("m"), rule=rule, about={})
+
+    def decide(self, round: int, state: dict[str, Any]) -> None:
+        self.ledger.decide(*decided(round), state)
+
+    def reopened(self, rule: str = "afa") -> Book:
+        self.journal.close()
+        return Book(self.path, rule)
+
+
+def decided(round: int) -> tuple[Decision, Memory]:
+    verdict = Verdict(PeerName("b"), False, Reason.OUTLIER, digest=Digest("d"))
+    decision = Decision(Round(round), Cause.ALL, "all 1 peer delivered", (), (verdict,))
+    return decision, Memory(Generation(0), Round(round), decision=decision)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    return Book(tmp_path / "journal.db")
+
+
+def test_the_rules_state_comes_back_with_its_decision(book: Book) -> None:
+    assert book.ledger.rule_state == {}
+    book.decide(0, FIRST)
+    again = book.reopened()
+    assert again.ledger.rule_state == FIRST
+    assert again.ledger.memory.decision == decided(0)[0]
+    again.decide(1, SECOND)
+    assert book.reopened().ledger.rule_state == SECOND
+    history = [record.body["rule_state"] for record in again.reopened().journal.records("decision")]
+    assert history == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        "BEFORE INSERT ON memory WHEN NEW.key = 'rule_state'",
+        "BEFORE INSERT ON memory WHEN NEW.key = 'barrier'",
+        "BEFORE INSERT ON records WHEN NEW.kind = 'decision'",
+    ],
+)
+def test_a_decision_and_the_state_it_led_to_are_written_together_or_not(
+    book: Book, failing: str
+) -> None:
+    book.decide(0, FIRST)
+    db = sqlite3.connect(book.path, isolation_level=None)
+    db.execute(f"CREATE TRIGGER full {failing} BEGIN SELECT RAISE(ABORT, 'full'); END")
+    with pytest.raises(StoreError, match="full"):
+        book.decide(1, SECOND)
+    db.execute("DROP TRIGGER full")
+    db.close()
+    again = book.reopened()
+    assert again.ledger.rule_state == FIRST
+    assert again.ledger.memory.decision == decided(0)[0]
+    assert [record.round for record in again.journal.records("decision")] == [0]
+    assert again.journal.first_bad_record() is None
+
+
+def test_another_rule_begins_without_the_state_of_the_one_before(book: Book) -> None:
+    book.decide(0, FIRST)
+    other = book.reopened(rule="patient")
+    assert other.ledger.rule_state == {}
+    # Nor does it come back: what has happened since is not in it.
+    assert other.reopened().ledger.rule_state == {}
+    rules = [record.body["rule"] for record in other.reopened().journal.records("start")]
+    assert rules[:3] == ["afa", "patient", "afa"]
