@@ -1,43 +1,24 @@
 """The demonstration as one picture: what each site gained, and who saw through whom.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; hatching, crosses and ticks
-say the same again without colour.  Matplotlib is loaded only when something is drawn, and never
-opens a window.
+What its colours say, hatching, crosses and ticks say again without colour.  Matplotlib is loaded
+only when something is drawn, and never opens a window.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from lightyear_node.lab.ink import GREY, LIGHT, VERMILION, Paper, bare, title
 from lightyear_node.lab.results import Judgement, Results
 from lightyear_node.lab.view import in_short, short_names
 from lightyear_node.records import PeerName
 
-BLUE, VERMILION, SKY, GREY = "#0072B2", "#D55E00", "#56B4E9", "#9AA0A6"
 DPI = 144
 NUMBERED_SITES_MAX = 6
 """With more, names and numbers at the bars would run into each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """What the picture is drawn on."""
-
-    ground: str
-    ink: str
-    faint: str
-    grid: str
-    together: str
-    accepted: str
-    rejected: str
-
-
-LIGHT = Paper("#FFFFFF", "#1F2328", "#656D76", "#E4E7EB", BLUE, "#D3E6F5", "#FBDCC8")
-DARK = Paper("#14171C", "#E6E8EB", "#9BA3AE", "#2B3038", SKY, "#17405E", "#6B3008")
 
 
 def draw(results: Results, paper: Paper = LIGHT) -> bytes:
@@ -100,7 +81,7 @@ def in_words(results: Results) -> tuple[str, str]:
 
 
 def _bars(axes: Any, results: Results, paper: Paper) -> None:
-    _title(axes, "What each site ends with", "accuracy on its own test data", paper)
+    title(axes, "What each site ends with", "accuracy on its own test data", paper)
     series = [
         ("alone", [site.alone for site in results.sites], GREY),
         ("everyone averaged in", [site.averaged for site in results.sites], VERMILION),
@@ -127,7 +108,7 @@ def _bars(axes: Any, results: Results, paper: Paper) -> None:
     _mark_bad(axes.get_xticklabels(), results)
     axes.set_xlim(-0.55, len(results.sites) - 0.45)
     axes.grid(axis="y", color=paper.grid, linewidth=0.8)
-    _bare(axes, paper)
+    bare(axes, paper)
     handles, labels = axes.get_legend_handles_labels()
     legend = axes.legend(
         handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 0.99), ncols=3, frameon=False,
@@ -139,7 +120,7 @@ def _bars(axes: Any, results: Results, paper: Paper) -> None:
 
 
 def _agreement(axes: Any, results: Results, paper: Paper) -> None:
-    _title(
+    title(
         axes,
         "How well the models agree",
         "mean of a peer's judges; × rejected, above τ by the guard",
@@ -185,7 +166,7 @@ def _agreement(axes: Any, results: Results, paper: Paper) -> None:
     axes.set_xticks(range(0, results.rounds, step))
     axes.set_xlabel("round", fontsize=9, color=paper.faint)
     axes.grid(axis="y", color=paper.grid, linewidth=0.8)
-    _bare(axes, paper)
+    bare(axes, paper)
     if scored:
         axes.legend(
             loc="lower left", bbox_to_anchor=(-0.01, 0.99), ncols=2, frameon=False, fontsize=9,
@@ -194,7 +175,7 @@ def _agreement(axes: Any, results: Results, paper: Paper) -> None:
 
 
 def _matrix(axes: Any, results: Results, paper: Paper) -> None:
-    _title(axes, "Who accepts whom in the end", "a row judges a column", paper)
+    title(axes, "Who accepts whom in the end", "a row judges a column", paper)
     names = [site.name for site in results.sites]
     last = results.last_round()
     font = max(5.0, 11 - 0.45 * max(0, len(names) - 5))
@@ -220,7 +201,7 @@ def _matrix(axes: Any, results: Results, paper: Paper) -> None:
     axes.set_yticks(range(len(names)), _labels(results, full=False))
     for ticks in (axes.get_xticklabels(), axes.get_yticklabels()):
         _mark_bad(ticks, results)
-    _bare(axes, paper)
+    bare(axes, paper)
 
 
 def _tile(column: int, row: int, colour: str) -> Any:
@@ -257,26 +238,3 @@ def _mark_bad(labels: Sequence[Any], results: Results) -> None:
         if site.malfunctioning:
             label.set_color(VERMILION)
             label.set_weight("bold")
-
-
-def _title(axes: Any, what: str, how: str, paper: Paper) -> None:
-    axes.set_title("")
-    axes.annotate(
-        what, (0, 1), (0, 36), xycoords="axes fraction", textcoords="offset points",
-        fontsize=12, weight="bold", color=paper.ink, annotation_clip=False,
-    )  # fmt: skip
-    axes.annotate(
-        how, (0, 1), (0, 22), xycoords="axes fraction", textcoords="offset points",
-        fontsize=9.5, color=paper.faint, annotation_clip=False,
-    )  # fmt: skip
-
-
-def _bare(axes: Any, paper: Paper) -> None:
-    axes.set_facecolor(paper.ground)
-    axes.set_axisbelow(True)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.tick_params(length=0, labelsize=9.5)
-    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        if label.get_weight() != "bold":
-            label.set_color(paper.ink)

@@ -5,16 +5,17 @@ The page needs nothing else: the pictures are inside it, it runs no script and a
 
 from __future__ import annotations
 
-import base64
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from lightyear_node.errors import ConfigError
-from lightyear_node.lab.plot import DARK, LIGHT, draw, in_words
+from lightyear_node.lab.ink import DARK, LIGHT
+from lightyear_node.lab.markup import POLICY, STYLE, picture, section, table
+from lightyear_node.lab.plot import draw, in_words
 from lightyear_node.lab.results import Judgement, Results
 from lightyear_node.lab.view import METRIC, in_short, short_names, size
 from lightyear_node.records import PeerName, Reason
@@ -59,21 +60,21 @@ def write(results: Results, history: History) -> None:
 def page(results: Results, history: History, light: bytes, dark: bytes) -> str:
     headline, detail = in_words(results)
     sections = [
-        _section("What each site ends with", _METRIC_NOTE, _sites(results)),
-        _section("Who accepts whom in the last round", _MATRIX_NOTE, _matrix(results)),
-        _section("All verdicts", _VERDICT_NOTE, _verdicts(results)),
-        _section("Round by round", _ROUNDS_NOTE, _rounds(results, history)),
-        _section("How it was run", "", _settings(results)),
+        section("What each site ends with", _METRIC_NOTE, _sites(results)),
+        section("Who accepts whom in the last round", _MATRIX_NOTE, _matrix(results)),
+        section("All verdicts", _VERDICT_NOTE, _verdicts(results)),
+        section("Round by round", _ROUNDS_NOTE, _rounds(results, history)),
+        section("How it was run", "", _settings(results)),
     ]
     return (
-        f"<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n{_POLICY}\n"
+        f"<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n{POLICY}\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
         f"<meta name='color-scheme' content='light dark'>\n"
         f"<title>{escape(results.federation)}: {escape(headline)}</title>\n"
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<p class='over'>lightyear-node · federation {escape(results.federation)}</p>\n"
         f"<h1>{escape(headline)}</h1>\n<p class='lead'>{escape(detail)}</p>\n"
-        f"{_picture(light, dark, headline)}\n"
+        f"{picture(light, dark, headline)}\n"
         + "\n".join(sections)
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -107,7 +108,7 @@ def _sites(results: Results) -> str:
         f"<b>{results.honest_federated:.3f}</b>",
         f"{results.everyone_averaged:.3f}",
     )
-    return _table(("site", "alone", "federated", "everyone averaged in"), rows, last=mean)
+    return table(("site", "alone", "federated", "everyone averaged in"), rows, last=mean)
 
 
 def _matrix(results: Results) -> str:
@@ -117,7 +118,7 @@ def _matrix(results: Results) -> str:
         (_name(results, judge), *(_judged(last.get((judge, peer))) for peer in names))
         for judge in names
     ]
-    return _table(("", *(escape(short[name]) for name in names)), rows, kind="matrix")
+    return table(("", *(escape(short[name]) for name in names)), rows, kind="matrix")
 
 
 def _judged(one: Judgement | None) -> str:
@@ -150,7 +151,7 @@ def _verdicts(results: Results) -> str:
     missing = sum(not one.delivered for one in results.judgements)
     if missing:
         rows.append(("any", "not judged", f"{missing}", "the update was not there in time"))
-    return _table(("update of a site", "verdict", "times", "why"), rows, kind="words")
+    return table(("update of a site", "verdict", "times", "why"), rows, kind="words")
 
 
 def _rounds(results: Results, history: History) -> str:
@@ -161,7 +162,7 @@ def _rounds(results: Results, history: History) -> str:
             one = next((r for r in history[site.name] if r["round"] == number), None)
             cells.append("–" if one is None else f"{one['merged'][METRIC]:.3f}")
         rows.append((str(number), *cells))
-    return _table(("round", *(_name(results, site.name) for site in results.sites)), rows)
+    return table(("round", *(_name(results, site.name) for site in results.sites)), rows)
 
 
 def _settings(results: Results) -> str:
@@ -180,7 +181,7 @@ def _settings(results: Results) -> str:
         ),
         ("time", f"{results.seconds:.0f} s, comparisons included"),
     ]
-    return _table((), rows, kind="words")
+    return table((), rows, kind="words")
 
 
 def _reason(reason: str) -> str:
@@ -192,85 +193,3 @@ def _name(results: Results, name: PeerName) -> str:
     if name not in results.bad:
         return escape(name)
     return f"<span class='bad'>{escape(name)}</span>"
-
-
-def _section(title: str, note: str, content: str) -> str:
-    about = f"<p class='note'>{escape(note)}</p>" if note else ""
-    return f"<section>\n<h2>{escape(title)}</h2>\n{about}\n{content}\n</section>"
-
-
-def _table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    last: Sequence[str] | None = None,
-    kind: str = "numbers",
-) -> str:
-    """Cells are HTML already."""
-
-    def row(cells: Sequence[str], tag: str = "td") -> str:
-        first, *others = cells
-        return f"<tr><th scope='row'>{first}</th>" + "".join(
-            f"<{tag}>{cell}</{tag}>" for cell in others
-        )
-
-    body = "".join(row(cells) + "</tr>" for cells in rows)
-    top = f"<thead>{row(head, 'th')}</tr></thead>" if head else ""
-    foot = f"<tfoot>{row(last)}</tr></tfoot>" if last else ""
-    return f"<div class='wide'><table class='{kind}'>{top}<tbody>{body}</tbody>{foot}</table></div>"
-
-
-def _picture(light: bytes, dark: bytes, about: str) -> str:
-    on_light, on_dark = (
-        "data:image/png;base64," + base64.b64encode(png).decode() for png in (light, dark)
-    )
-    return (
-        "<picture>"
-        f"<source media='(prefers-color-scheme: dark)' srcset='{on_dark}'>"
-        f"<img src='{on_light}' alt='{escape(about)}'></picture>"
-    )
-
-
-_POLICY = (
-    "<meta http-equiv='Content-Security-Policy'"
-    " content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
-)
-_STYLE = """
-:root { --ground: #fff; --ink: #1f2328; --faint: #656d76; --line: #e4e7eb; --bad: #b54a00;
-  --yes: #0b5c8f; --no: #b54a00; --yes-ground: #d3e6f5; --no-ground: #fbdcc8; }
-@media (prefers-color-scheme: dark) {
-  :root { --ground: #14171c; --ink: #e6e8eb; --faint: #9ba3ae; --line: #2b3038; --bad: #ff9a57;
-    --yes: #9bd2f5; --no: #ffb98c; --yes-ground: #17405e; --no-ground: #6b3008; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 76rem; margin: 0 auto; padding: 3rem 1.5rem 5rem; }
-.over { margin: 0; color: var(--faint); font-size: .9rem; }
-h1 { margin: .2rem 0 .4rem; font-size: 1.9rem; line-height: 1.2; letter-spacing: -.01em; }
-h2 { margin: 0 0 .2rem; font-size: 1.15rem; }
-.lead { margin: 0 0 1.5rem; color: var(--faint); font-size: 1.05rem; max-width: 60rem; }
-.note { margin: 0 0 .8rem; color: var(--faint); font-size: .92rem; max-width: 48rem; }
-img { display: block; width: 100%; height: auto; }
-section { margin-top: 2.6rem; padding-top: 1.6rem; border-top: 1px solid var(--line); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .95rem; }
-th, td { padding: .38rem 1.1rem .38rem 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--line); }
-thead th { color: var(--faint); font-weight: 500; font-size: .88rem; }
-tbody th, tfoot th { font-weight: 500; white-space: nowrap; }
-tfoot th, tfoot td { border-bottom: 0; color: var(--faint); }
-.numbers td, .numbers thead th:not(:first-child) { text-align: right; }
-.matrix th, .matrix td { border-bottom: 0; padding: .15rem .3rem; text-align: center; }
-.matrix tbody th { text-align: left; padding-right: 1rem; }
-.yes, .no, .none { display: inline-block; padding: .1rem .55rem; border-radius: .35rem;
-  white-space: nowrap; }
-.yes { background: var(--yes-ground); color: var(--yes); }
-.no { background: var(--no-ground); color: var(--no); font-weight: 600; }
-.bad { color: var(--bad); font-weight: 600; }
-.bad::after { content: " (malfunctioning)"; font-weight: 400; font-size: .85em; }
-.matrix .bad::after, thead .bad::after { content: " ✗"; }
-.none { color: var(--faint); }
-code { font-size: .88em; color: var(--faint); margin-right: .3rem; }
-@media print { section { break-inside: avoid; } }
-"""

@@ -13,7 +13,8 @@ from staged import MakeResults, rounds_of
 
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import report
-from lightyear_node.lab.plot import DARK, draw, in_words
+from lightyear_node.lab.ink import DARK
+from lightyear_node.lab.plot import draw, in_words
 from lightyear_node.lab.results import Results
 from lightyear_node.records import PeerName
 

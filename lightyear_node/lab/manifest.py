@@ -1,0 +1,92 @@
+"""What was run, with what, on which data: enough to run it again, and nothing about the machine.
+
+No absolute path and no host name: the folder is made to be passed on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lightyear_node.errors import ConfigError
+from lightyear_node.lab.rows import SCHEMA_VERSION
+from lightyear_node.lab.suite import Suite
+from lightyear_node.tasks import BUILT_IN, DATA_VARIABLE
+
+PACKAGES = ("lightyear-node", "torch", "numpy")
+DEVICE = "cpu"
+"""Simulated sites train there: equal seeds then give equal results on one machine."""
+
+
+def describe(
+    suite: Suite, text: str, *, jobs: int, acceptance: int, data: Path | None, cores: int
+) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "suite": suite.name,
+        "about": suite.about,
+        "suite_text": text,
+        "suite_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "jobs": jobs,
+        "acceptance_jobs": acceptance,
+        "seeds": suite.seeds,
+        "versions": {
+            "python": platform.python_version(),
+            **{package: _version(package) for package in PACKAGES},
+            "os": platform.system(),
+            "arch": platform.machine(),
+        },
+        "device": DEVICE,
+        "cores": cores,
+        "data": _digests(suite, data),
+    }
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check_data(suite: Suite, data: Path | None) -> None:
+    """Said once, before the first job, rather than by each of hundreds."""
+    for task in suite.tasks:
+        files = BUILT_IN[task].files if task in BUILT_IN else ()
+        if not files:
+            continue
+        if data is None:
+            raise ConfigError(
+                f"task {task} reads prepared data",
+                hint=f"name its directory: --data DIR, or {DATA_VARIABLE}",
+            )
+        # Arguments may choose another file, but it lies beside the default one.
+        missing = [file for file in files if not (data / file).parent.is_dir()]
+        if missing:
+            raise ConfigError(
+                f"{data}: there is no {missing[0]}, which task {task} reads",
+                hint="name the directory of the prepared data with --data DIR",
+            )
+
+
+def _digests(suite: Suite, data: Path | None) -> dict[str, str]:
+    """By path below the data directory; what the suite's tasks read by default."""
+    files = [file for task in suite.tasks if task in BUILT_IN for file in BUILT_IN[task].files]
+    found = {}
+    for name in sorted(files):
+        if data is not None and (data / name).is_file():
+            with (data / name).open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _version(package: str) -> str | None:
+    if package == "lightyear-node":
+        from lightyear_node import __version__
+
+        return __version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

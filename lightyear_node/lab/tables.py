@@ -1,0 +1,370 @@
+"""The paper's tables from our rows: a line for each rule, a column for each number of bad clients.
+
+Tables are plain records of plain text here; `typeset.py` writes them as Markdown and LaTeX.
+The long form for other programs is `long_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lightyear_node.lab import paper
+from lightyear_node.lab.rows import CLEAN, NO_FAULT, Experiment, Fault, Row
+from lightyear_node.lab.summary import (
+    Cell,
+    Counts,
+    Population,
+    References,
+    Section,
+    Stat,
+    alone_of,
+    counts,
+    differences,
+    scores,
+    sections,
+    stat,
+    told_args,
+)
+
+MISSING = "·"
+DIVERGED = "—"
+BAD_CLIENTS = "number of malfunctioning clients"
+
+LONG_COLUMNS = (
+    *("task", "grid", "rule_label", "malfunction", "scale", "bad", "population", "seeds"),
+    *("mean", "std_clients", "std_seeds", "diverged"),
+    *("malfunctioning_accepted", "malfunctioning_judged", "honest_rejected", "honest_judged"),
+    *("paper_mean", "paper_std"),
+)
+
+POPULATIONS: Mapping[Population, str] = {
+    "all": "all clients",
+    "honest": "honest clients",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    lines: Sequence[Sequence[Entry]]
+    over: str = ""
+    """What the columns count."""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    title: str
+    about: str
+    tables: Sequence[Table]
+
+
+def chapters(experiment: Experiment) -> list[Chapter]:
+    references = References(experiment.rows)
+    return [_chapter(section, references) for section in sections(experiment.rows)]
+
+
+def long_rows(experiment: Experiment) -> list[list[str]]:
+    """One line per rule, case and population, in percent; an empty field is "there is none"."""
+    lines = []
+    for section in sections(experiment.rows):
+        for cell in section.cells().values():
+            judged = counts(cell.rows)
+            for population in POPULATIONS:
+                found = stat(scores(cell.rows, population))
+                # The paper's means are over all clients.
+                theirs = paper.number(cell.rows[0]) if population == "all" else None
+                lines.append(
+                    [
+                        *(section.setting.task, section.grid, cell.label, cell.fault.kind),
+                        *("" if cell.fault.scale is None else f"{cell.fault.scale:g}",),
+                        *(str(cell.bad), population, str(found.seeds)),
+                        *map(_decimal, (found.mean, found.std_clients, found.std_seeds)),
+                        *(str(found.diverged), str(judged.malfunctioning_accepted)),
+                        *(str(judged.malfunctioning_judged), str(judged.honest_rejected)),
+                        str(judged.honest_judged),
+                        *(("", "") if theirs is None else map(str, theirs)),
+                    ]
+                )
+    return lines
+
+
+def _decimal(value: float | None) -> str:
+    return "" if value is None else f"{value + 0.0:.4f}"
+
+
+def _chapter(section: Section, references: References) -> Chapter:
+    tables = [_references(section, references)]
+    if section.faults:
+        tables.insert(0, _overview(section, references))
+    for fault in section.faults:
+        tables += [_scores(section, fault, population) for population in POPULATIONS]
+        tables += filter(None, [_beside_the_paper(section, fault)])
+        tables += [
+            _differences(section, fault, "local-only training", references.alone),
+            _differences(section, fault, "the same rule without malfunction", references.clean),
+        ]
+    tables += filter(None, [_acceptance(section)])
+    setting, seeds = section.setting, section.seeds
+    about = (
+        f"{setting.clients} clients, {setting.rounds} rounds,"
+        f" {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))};"
+        f" {section.metric} in percent"
+    )
+    if told_args(setting):
+        about += f"; task arguments {told_args(setting)}"
+    return Chapter(section.title, about + ".", [table for table in tables if table.lines])
+
+
+def _references(section: Section, references: References) -> Table:
+    """What a rule gives when nobody malfunctions, and what a client learns alone."""
+    cells = section.cells()
+    runs = {"local only": alone_of(section, references)}
+    for label in section.labels:
+        cell = cells.get((label, NO_FAULT, 0))
+        if cell is not None:
+            runs[label] = list(cell.rows)
+    stats = {label: stat(scores(rows, "all")) for label, rows in runs.items() if rows}
+    best = _best(stats.values())
+    lines = [[Entry(label), _entry(found, section, best)] for label, found in stats.items()]
+    return Table(
+        f"{section.title}: no malfunction",
+        ["rule", section.metric],
+        lines,
+        notes=_notes(stats.values(), section),
+    )
+
+
+def _scores(section: Section, fault: Fault, population: Population) -> Table:
+    return _by_bad(
+        section,
+        fault,
+        f"{section.title}: {fault.words}, {POPULATIONS[population]}",
+        lambda cell: stat(scores(cell.rows, population)),
+    )
+
+
+def _differences(
+    section: Section, fault: Fault, what: str, reference: Callable[[Row], Row | None]
+) -> Table:
+    return _by_bad(
+        section,
+        fault,
+        f"{section.title}: {fault.words}, honest clients minus {what}, percentage points",
+        lambda cell: stat(differences(cell.rows, reference)),
+        signed=True,
+    )
+
+
+def _by_bad(
+    section: Section,
+    fault: Fault,
+    title: str,
+    measure: Callable[[Cell], Stat],
+    *,
+    signed: bool = False,
+) -> Table:
+    cells, bads = section.cells(), section.bads(fault)
+    stats = {
+        (label, bad): measure(cells[label, fault, bad])
+        for label in section.labels
+        for bad in bads
+        if (label, fault, bad) in cells
+    }
+    best = {bad: _best(stats[at] for at in stats if at[1] == bad) for bad in bads}
+    lines = [
+        [Entry(label)]
+        + [_entry(stats.get((label, bad)), section, best[bad], signed=signed) for bad in bads]
+        for label in section.labels
+        if any((label, bad) in stats for bad in bads)
+    ]
+    measured = any(found.seeds for found in stats.values())
+    return Table(
+        title,
+        ["rule", *map(str, bads)],
+        lines if measured else [],
+        over=BAD_CLIENTS,
+        notes=_notes(stats.values(), section),
+    )
+
+
+def _beside_the_paper(section: Section, fault: Fault) -> Table | None:
+    cells, bads = section.cells(), section.bads(fault)
+    lines, known = [], False
+    for label in section.labels:
+        line = [Entry(label)]
+        for bad in bads:
+            cell = cells.get((label, fault, bad))
+            if cell is None:
+                line.append(Entry(MISSING))
+                continue
+            ours, theirs = stat(scores(cell.rows, "all")), paper.number(cell.rows[0])
+            known = known or theirs is not None
+            line.append(
+                Entry(f"{_plain(ours.mean)} / {MISSING if theirs is None else _plain(theirs[0])}")
+            )
+        lines.append(line)
+    if not known:
+        return None
+    return Table(
+        f"{section.title}: {fault.words}, ours / the paper's ({paper.SETS[section.setting.task]})",
+        ["rule", *map(str, bads)],
+        lines,
+        over=BAD_CLIENTS,
+        notes=[paper.CAVEAT, f"Source of the second numbers: {paper.source()}."],
+    )
+
+
+def _overview(section: Section, references: References) -> Table:
+    """A rule in one line: honest clients, over every malfunction and number of bad clients."""
+    lines = []
+    for label in section.labels:
+        cells = [
+            cell
+            for cell in section.cells().values()
+            if cell.label == label and cell.fault != NO_FAULT
+        ]
+        if not cells:
+            continue
+        found = [stat(scores(cell.rows, "honest")) for cell in cells]
+        means = [one.mean for one in found if one.mean is not None]
+        gains = [stat(differences(cell.rows, references.alone)).mean for cell in cells]
+        known = [gain for gain in gains if gain is not None]
+        judged = counts(row for cell in cells for row in cell.rows)
+        lines.append(
+            [
+                Entry(label),
+                Entry(_plain(sum(means) / len(means) if means else None)),
+                Entry(_plain(min(means, default=None))),
+                Entry(_signed(sum(known) / len(known)) if known else MISSING),
+                Entry(_signed(min(known)) if known else MISSING),
+                Entry(_of(judged.malfunctioning_accepted, judged.malfunctioning_judged)),
+                Entry(_of(judged.honest_rejected, judged.honest_judged)),
+                Entry(f"{sum(one.diverged for one in found)} of {sum(o.clients for o in found)}"),
+                Entry(str(len(cells))),
+            ]
+        )
+    return Table(
+        f"{section.title}: honest clients, over all malfunctions",
+        [
+            *("rule", "mean", "worst case", "minus local, mean", "minus local, worst case"),
+            *("malfunctioning accepted", "honest rejected", "diverged", "cases"),
+        ],
+        lines,
+        notes=[
+            "A case is a malfunction with a number of bad clients; means of cases weigh alike."
+            " Rules can be compared where they have the same cases."
+        ],
+    )
+
+
+def _acceptance(section: Section) -> Table | None:
+    faults = [NO_FAULT, *section.faults]
+    lines = []
+    for label in section.labels:
+        line = [Entry(label)]
+        for fault in faults:
+            judged = counts(row for row in section.rows if (row.label, row.fault) == (label, fault))
+            if fault.kind != CLEAN:
+                line.append(
+                    Entry(_of(judged.malfunctioning_accepted, judged.malfunctioning_judged))
+                )
+            line.append(Entry(_of(judged.honest_rejected, judged.honest_judged)))
+        if any(entry.text != MISSING for entry in line[1:]):
+            lines.append(line)
+    if not lines:
+        return None
+    return Table(
+        f"{section.title}: verdicts",
+        [
+            *("rule", "no malfunction: honest rejected"),
+            *(
+                f"{fault.words}: {what}"
+                for fault in section.faults
+                for what in ("malfunctioning accepted", "honest rejected")
+            ),
+        ],
+        lines,
+        notes=["Counted over all judges, rounds, seeds and numbers of bad clients."],
+    )
+
+
+def share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def accepted_share(judged: Counts) -> float | None:
+    return share(judged.malfunctioning_accepted, judged.malfunctioning_judged)
+
+
+def rejected_share(judged: Counts) -> float | None:
+    return share(judged.honest_rejected, judged.honest_judged)
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part} of {whole}" if whole else MISSING
+
+
+def _plain(value: float | None) -> str:
+    return DIVERGED if value is None else f"{round(value, 1) + 0.0:.1f}"
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+def _best(stats: Iterable[Stat]) -> str | None:
+    """As it is shown, so that what looks equal is marked alike.
+
+    A rule some of whose clients diverged is never the best: its mean is that of the survivors.
+    """
+    shown = [one.mean for one in stats if one.mean is not None and not one.diverged]
+    return _plain(max(shown)) if len(shown) > 1 else None
+
+
+def _entry(
+    found: Stat | None, section: Section, best: str | None, *, signed: bool = False
+) -> Entry:
+    if found is None or found.seeds == 0:
+        return Entry(MISSING)
+    text = DIVERGED
+    if found.mean is not None:
+        text = _signed(found.mean) if signed else _plain(found.mean)
+        if found.std_clients is not None:
+            text += f" ± {found.std_clients:.1f}"
+        if found.std_seeds is not None:
+            text += f" (± {found.std_seeds:.1f})"
+    if found.diverged:
+        text += f" †{found.diverged}"
+    if found.seeds < len(section.seeds):
+        text += f" ‡{found.seeds}"
+    return Entry(text, bold=not found.diverged and _plain(found.mean) == best)
+
+
+def _notes(stats: Iterable[Stat], section: Section) -> list[str]:
+    """What the marks in a table mean, as far as they occur in it."""
+    all_stats = list(stats)
+    notes = ["Mean ± standard deviation over clients."]
+    if any(one.std_seeds is not None for one in all_stats):
+        notes = [
+            "Mean ± standard deviation over clients (± standard deviation over seeds of the"
+            " clients' mean)."
+        ]
+    diverged = sum(one.diverged for one in all_stats)
+    if diverged:
+        notes.append(
+            f"†n: n clients have diverged (no finite score) and are left out of the mean;"
+            f" {diverged} of {sum(one.clients for one in all_stats)} in this table."
+            f" {DIVERGED}: all of them."
+        )
+    if any(0 < one.seeds < len(section.seeds) for one in all_stats):
+        notes.append(f"‡n: only n of {len(section.seeds)} seeds are there.")
+    return notes

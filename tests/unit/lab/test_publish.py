@@ -1,0 +1,161 @@
+"""The published folder: complete, harmless in a browser, and the same again."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_up import job, verdict, write
+
+from lightyear_node.errors import ConfigError
+from lightyear_node.lab.publish import publish
+
+HOSTILE = "<script>alert('1')</script>\"&"
+VERDICTS = {"honest": {"ok": 3}, "malfunctioning": {"too_far": 2}}
+
+
+class Outline(HTMLParser):
+    """What a page would load, and whether its tags are closed in order."""
+
+    VOID = frozenset({"meta", "img", "source", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [v or "" for k, v in attrs if k in ("src", "href", "srcset")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def experiment(folder: Path, label: str = "krum") -> Path:
+    lines = [
+        job("local", [0.4] * 8),
+        job("krum", [0.6] * 8, label=label),
+        *(
+            job("krum", [0.5] * 8, label=label, malfunction="sfa", bad=bad, verdicts=VERDICTS)
+            for bad in (1, 7)
+        ),
+        {**job("afa", [0.1] * 8, label=label), "failed": f"it broke {label}"},
+    ]
+    write(folder, [{**line, "suite": f"suite {label}"} for line in lines])
+    write(folder, [verdict("none", 0.9, 0.2), verdict("sfa", 0.4, 2.0)], "acceptance.jsonl")
+    manifest = {
+        "suite": {"text": f"name: x\nabout: {label}\n", "sha256": "ab" * 32},
+        "seeds": [0],
+        "versions": {label: label},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = experiment(tmp_path_factory.mktemp("experiment"))
+    assert publish(folder) == folder / "report.html"
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_everything_promised_is_written(published: Path) -> None:
+    found = set(content(published))
+    figures = {"box", "curves-femnist-main", "acceptance-femnist-main", "agreement"}
+    figures.add("communication")
+    assert found == {
+        *("results.jsonl", "acceptance.jsonl", "manifest.json", "report.html"),
+        *("table.md", "table.csv", "table.tex"),
+        *(f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")),
+    }
+    text = (published / "report.html").read_text()
+    for part in (
+        *("50.0 / 71.4", "not comparable one to one", "it broke krum", "femnist, main: verdicts"),
+        *("minus local-only training", "prefers-color-scheme: dark", "name: x\nabout: krum"),
+    ):
+        assert part in text
+    assert "4 finished runs on femnist; 1 seed; 1 failed" in text
+
+
+def test_the_page_loads_nothing_and_runs_nothing(published: Path) -> None:
+    text = (published / "report.html").read_text()
+    outline = Outline(text)
+    assert outline.open == []
+    assert outline.links
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in outline.links)
+    assert not {"script", "link", "iframe", "object"} & set(outline.tags)
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert "default-src 'none'" in text
+
+
+def test_what_comes_from_files_cannot_become_markup(published: Path, tmp_path: Path) -> None:
+    plain = Outline((published / "report.html").read_text())
+    text = publish(experiment(tmp_path, HOSTILE)).read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert Outline(text).tags == plain.tags
+
+
+def test_publishing_again_gives_the_same_bytes(published: Path) -> None:
+    before = content(published)
+    publish(published)
+    assert content(published) == before
+
+
+def test_the_bare_results_are_enough(tmp_path: Path) -> None:
+    write(tmp_path, [job("krum", [0.5, None], update_bytes=None)])
+    text = publish(tmp_path).read_text()
+    assert "50.0 †1" in text
+    assert "<img" not in text
+
+
+def test_an_experiment_whose_jobs_all_failed_still_has_a_page(tmp_path: Path) -> None:
+    write(tmp_path, [{**job("krum", [0.5]), "failed": "no memory"}])
+    text = publish(tmp_path).read_text()
+    assert "no memory" in text
+    assert "0 finished runs" in text
+
+
+def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
+    write(tmp_path, [job("krum", [0.5])])
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ConfigError, match="not a manifest"):
+        publish(tmp_path)
+
+
+def test_without_matplotlib_the_user_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match="matplotlib is not installed") as told:
+        publish(experiment(tmp_path))
+    assert told.value.hint is not None
+    assert "lightyear-node[demo]" in told.value.hint
+    assert not (tmp_path / "table.md").exists()
+
+
+def test_publishing_never_loads_torch(tmp_path: Path) -> None:
+    write(tmp_path, [job("krum", [0.5, 0.6])])
+    code = (
+        "import sys, pathlib; from lightyear_node.lab.publish import publish;"
+        "publish(pathlib.Path(sys.argv[1])); print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
