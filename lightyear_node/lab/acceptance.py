@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
 from lightyear_node.lab.simulate import FOLDER_PREFIX, Progress, Seat, answer_jobs, take_seats
@@ -159,7 +159,11 @@ def _average_everybody(seat: Seat, others: Sequence[Candidate], round: Round) ->
     merged.replace(seat.model)
 
 
-if __name__ == "__main__":
+def answer_all(jobs: Sequence[Any], answers: TextIO) -> None:
+    """The rows of each spec, as plain values."""
     answer_jobs(
-        lambda job, progress: measure(Spec.of(job), progress), lambda job: max(job["rounds"]) + 1
+        jobs,
+        answers,
+        lambda job, progress: measure(Spec.of(job), progress),
+        lambda job: max(job["rounds"]) + 1,
     )

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from lightyear_node.errors import ConfigError, LightyearError
 from lightyear_node.lab import manifest
-from lightyear_node.lab.children import ask, child_environment, run_until_signal
+from lightyear_node.lab.children import Nursery, child_environment, run_until_signal
 from lightyear_node.lab.jobs import (
     AcceptanceJob,
     Job,
@@ -220,22 +220,23 @@ class _Runner:
             raise problems.exceptions[0] from None
 
     async def _work(self, lane: Lane) -> None:
-        while self._queue:
-            work = self._queue.popleft()
-            self._refresh_pending()
-            first = work[0] if isinstance(work, list) else work
-            lane.job, lane.since, lane.share = first, time.monotonic(), 0.0
-            if isinstance(work, list):
-                await self._run_jobs(lane, work)
-            else:
-                await self._run_acceptance(lane, work)
-            lane.job = None
+        async with Nursery(self._environment) as nursery:
+            while self._queue:
+                work = self._queue.popleft()
+                self._refresh_pending()
+                first = work[0] if isinstance(work, list) else work
+                lane.job, lane.since, lane.share = first, time.monotonic(), 0.0
+                if isinstance(work, list):
+                    await self._run_jobs(lane, nursery, work)
+                else:
+                    await self._run_acceptance(lane, nursery, work)
+                lane.job = None
 
-    async def _run_jobs(self, lane: Lane, jobs: Sequence[Job]) -> None:
+    async def _run_jobs(self, lane: Lane, nursery: Nursery, jobs: Sequence[Job]) -> None:
         """All have the same work."""
         first = jobs[0]
         try:
-            answers = await self._ask(lane, SIMULATE, first.spec().to_plain())
+            answers = await _ask(lane, nursery, SIMULATE, first.spec().to_plain())
             seconds = time.monotonic() - lane.since
             row = row_of(self._suite.name, first, SimResult.of(answers), seconds)
             rows = [row, *(retold(row, self._suite.name, job) for job in jobs[1:])]
@@ -250,21 +251,14 @@ class _Runner:
         for job, one in zip(jobs, rows, strict=True):
             self._succeeded(job, f"{_in_short(one)} ({duration(seconds)})")
 
-    async def _run_acceptance(self, lane: Lane, job: AcceptanceJob) -> None:
+    async def _run_acceptance(self, lane: Lane, nursery: Nursery, job: AcceptanceJob) -> None:
         try:
-            rows = await self._ask(lane, ACCEPTANCE, job.question())
+            rows = await _ask(lane, nursery, ACCEPTANCE, job.question())
         except LightyearError as problem:
             self._failed(job, self._without_paths(problem))
             return
         self._folder.write_part(job.key, job.told(rows))
         self._succeeded(job, f"{len(rows)} verdicts")
-
-    async def _ask(self, lane: Lane, module: str, question: Row) -> Any:
-        def progress(done: int, total: int) -> None:
-            lane.share = done / total
-
-        [answer] = await ask(module, [question], self._environment, progress)
-        return answer
 
     def _succeeded(self, job: AnyJob, outcome: str) -> None:
         self.board.done += 1
@@ -307,3 +301,11 @@ def _in_short(row: Row) -> str:
     diverged = f", {len(finals) - len(known)} diverged" if len(known) < len(finals) else ""
     mean = f"{row['metric']} {sum(known) / len(known):.3f}" if known else "no score"
     return mean + diverged
+
+
+async def _ask(lane: Lane, nursery: Nursery, module: str, question: Row) -> Any:
+    def progress(done: int, total: int) -> None:
+        lane.share = done / total
+
+    [answer] = await nursery.ask(module, [question], progress)
+    return answer

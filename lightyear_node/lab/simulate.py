@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError, LightyearError
@@ -307,21 +307,20 @@ class Apart:
         return [SimResult.of(plain) for plain in answer["ok"]]
 
 
-def answer_jobs(run: Callable[[Any, Progress], Any], steps: Callable[[Any], int]) -> None:
-    """The child's side: jobs in on standard input, one line of JSON out for every step.
+def answer_jobs(
+    jobs: Sequence[Any],
+    answers: TextIO,
+    run: Callable[[Any, Progress], Any],
+    steps: Callable[[Any], int],
+) -> None:
+    """The child's side: one line of JSON for every step, and one for the end.
 
     `run` does one job, of which `steps` tells the length.
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    # Whatever the task prints must not come between the answers.
-    os.dup2(2, 1)
 
     def say(**answer: Any) -> None:
         answers.write(json.dumps(answer) + "\n")
 
-    if "--yielding" in sys.argv[1:]:
-        os.nice(YIELDING_NICE)
-    jobs = json.load(sys.stdin)
     results = []
     try:
         import torch
@@ -345,8 +344,24 @@ def answer_jobs(run: Callable[[Any, Progress], Any], steps: Callable[[Any], int]
     say(ok=results)
 
 
-if __name__ == "__main__":
+def answer_all(jobs: Sequence[Any], answers: TextIO) -> None:
+    """Simulate each spec, as plain values."""
     answer_jobs(
+        jobs,
+        answers,
         lambda job, progress: simulate(Spec.of(job), progress).to_plain(),
         lambda job: job["rounds"] * len(job["sites"]),
     )
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    # Whatever the task prints must not come between the answers.
+    os.dup2(2, 1)
+    if "--yielding" in sys.argv[1:]:
+        os.nice(YIELDING_NICE)
+    answer_all(json.load(sys.stdin), answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from rich.text import Text
 from lightyear_node.config import LIGHTYEAR, SITES_MAX, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import view
-from lightyear_node.lab.children import ask, child_environment, run_until_signal
+from lightyear_node.lab.children import Nursery, child_environment, run_until_signal
 from lightyear_node.lab.experiment import SIMULATE
 from lightyear_node.lab.jobs import client_names, malfunctions_of
 from lightyear_node.lab.simulate import SimResult, Spec
@@ -110,9 +110,14 @@ def run(options: Options, console: Console | None = None) -> Trial:
     began = time.monotonic()
     label = f"simulating {len(spec.sites)} sites for {spec.rounds} rounds"
     with view.counting(console, label) as count:
-        environment = child_environment(options.data)
-        answers = run_until_signal(ask(SIMULATE, [spec.to_plain()], environment, count))
-    return _seen(options, spec, SimResult.of(answers[0]), time.monotonic() - began)
+
+        async def simulated() -> Any:
+            async with Nursery(child_environment(options.data)) as nursery:
+                [answer] = await nursery.ask(SIMULATE, [spec.to_plain()], count)
+                return answer
+
+        answer = run_until_signal(simulated())
+    return _seen(options, spec, SimResult.of(answer), time.monotonic() - began)
 
 
 def spec_of(options: Options) -> Spec:

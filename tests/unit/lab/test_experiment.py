@@ -237,7 +237,7 @@ def test_finished_work_is_never_done_again(
     async def refuse(*question: object) -> None:
         raise AssertionError("nothing is left to ask")
 
-    monkeypatch.setattr(experiment, "ask", refuse)
+    monkeypatch.setattr(experiment.Nursery, "ask", refuse)
     write_suite()
     made_up = [
         failed_row("tiny", job, "") | {"sites": [], "seconds": 1.0}
@@ -263,13 +263,13 @@ def test_acceptance_is_measured_once_and_survives_a_run_of_one_grid(
 ) -> None:
     asked: list[str] = []
 
-    async def answer(module: str, question: list[Any], *more: object) -> list[Any]:
+    async def answer(nursery: object, module: str, *more: object) -> list[Any]:
         asked.append(module.rpartition(".")[2])
         if asked[-1] == "simulate":
             raise LabError("no luck")
         return [[{"round": 0, "malfunction": "none", "paper": True, "guard": True}]]
 
-    monkeypatch.setattr(experiment, "ask", answer)
+    monkeypatch.setattr(experiment.Nursery, "ask", answer)
     block = {"task": "digits", "clients": 3, "rounds": [0], "malfunctions": ["sfa"]}
     write_suite(GRID | {"rules": ["local"]}, acceptance=[block])
     for only, total in ((None, 2), ("main", 1), (None, 2)):
