@@ -17,7 +17,7 @@ from typing import Any, Self, TextIO
 from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
 from lightyear_node.lab.simulate import FOLDER_PREFIX, Progress, Seat, answer_jobs, take_seats
 from lightyear_node.lab.simulate import Spec as SimSpec
-from lightyear_node.records import PeerName, Reason, Round, Verdict
+from lightyear_node.records import PeerName, Round, Verdict
 from lightyear_node.worker.jobs import Candidate, verdict_to_plain
 
 HONEST = "none"
@@ -82,7 +82,7 @@ def measure(spec: Spec, progress: Progress = lambda done, total: None) -> list[d
                 for name, seat in seats.items():
                     messages += _corrupted(spec, seat, sent[name], carries[name], round)
                 for name, seat in seats.items():
-                    rows += _rows(seat, name, messages, round)
+                    rows += _rows(spec, seat, name, messages, round)
             for name, seat in seats.items():
                 _average_everybody(seat, [one for one in sent.values() if one.peer != name], round)
             progress(number + 1, rounds)
@@ -118,14 +118,19 @@ def _corrupted(
 
 
 def _rows(
-    seat: Seat, judge: PeerName, messages: Sequence[_Message], round: Round
+    spec: Spec, seat: Seat, judge: PeerName, messages: Sequence[_Message], round: Round
 ) -> Iterator[dict[str, Any]]:
     others = [message for message in messages if message.sender.peer != judge]
-    judged = seat.site.judge(
-        own=seat.own, before=seat.model, peers=[message.sender for message in others], round=round
-    )
-    for message, verdict in zip(others, judged.verdicts, strict=True):
-        plain = verdict_to_plain(verdict)
+    senders = [message.sender for message in others]
+
+    def verdicts(guard: bool) -> Sequence[Verdict]:
+        rule = spec.rule.model_copy(update={"guard": guard})
+        return seat.site.judge(
+            own=seat.own, before=seat.model, peers=senders, round=round, rule=rule
+        ).verdicts
+
+    for message, guarded, alone in zip(others, verdicts(True), verdicts(False), strict=True):
+        plain = verdict_to_plain(guarded)
         yield {
             "round": round,
             "malfunction": message.kind,
@@ -133,17 +138,9 @@ def _rows(
             "judge": judge,
             "reason": plain["reason"],
             "checks": plain["checks"],
-            "guard": verdict.accepted,
-            "paper": _agreement_alone(verdict),
+            "guard": guarded.accepted,
+            "paper": alone.accepted,
         }
-
-
-def _agreement_alone(verdict: Verdict) -> bool:
-    """What the paper's test says of the same message."""
-    checks = verdict.checks
-    if verdict.reason is Reason.NONFINITE or "agreement" not in checks:
-        return False
-    return checks["agreement"] >= checks["tau"]
 
 
 def _average_everybody(seat: Seat, others: Sequence[Candidate], round: Round) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lightyear_node.errors import ConfigError
-from lightyear_node.lab import markup, typeset
+from lightyear_node.lab import markup, messages_table, typeset
 from lightyear_node.lab.figures import Drawing, drawings
 from lightyear_node.lab.ink import DARK, LIGHT, as_png, as_svg
 from lightyear_node.lab.paper import CAVEAT
@@ -43,6 +43,7 @@ def publish(directory: Path) -> Path:
     """Reads what is in the folder and writes tables, pictures and the page into it."""
     experiment = read(directory)
     parts = chapters(experiment)
+    parts += filter(None, [messages_table.chapter(experiment.acceptance)])
     pictures = drawings(experiment)
     # All is drawn before anything is written: without matplotlib the folder stays as it was.
     drawn = [(one, one.draw(LIGHT), as_svg(one.draw(DARK))) for one in pictures]

@@ -304,7 +304,7 @@ def _acceptance(directory: Path) -> tuple[list[Mapping[str, Any]], int]:
         return [], 0
     lines, unreadable = _json_lines(path)
     for number, line in lines:
-        missing = {"task", "malfunction", "paper", "guard"} - line.keys()
+        missing = {"task", "seed", "round", "malfunction", "paper", "guard", "reason"} - line.keys()
         if missing:
             raise ConfigError(
                 f"{path}, line {number}: not a measured verdict: {sorted(missing)[0]!r} is missing",

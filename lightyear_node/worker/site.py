@@ -175,11 +175,14 @@ class Site:
         peers: Sequence[Candidate],
         round: int,
         state: Mapping[str, Any] | None = None,
+        rule: RuleTerms | None = None,
     ) -> Judgement:
         """A verdict for each peer; one peer's weights are in memory at a time.
 
-        `state` is what the rule returned in the round before.
+        `state` is what the rule returned in the round before.  Another `rule` than the site's own
+        says what a site under it would have judged.
         """
+        judging = self._rule if rule is None else _rule(rule)
         with Weights(own, self._layout) as ours, Weights(before, self._layout) as start:
             candidates = [
                 RuleCandidate(
@@ -187,7 +190,7 @@ class Site:
                 )
                 for peer in peers
             ]
-            return self._rule.judge(
+            return judging.judge(
                 RuleCandidate(PeerName(self._name), ours, self._samples()),
                 candidates,
                 self._probe,
