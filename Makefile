@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test sim bench lint stubs clean
+.PHONY: demo test sim bench lint results stubs clean
 
 demo: $(VENV)/demo
 	$(BIN)/lightyear-node demo $(ARGS)
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n auto -m "$(TESTS)" $(ARGS)
+
+# `make test TESTS=` runs the slow ones, too: real federations under every kind of rule.
+TESTS ?= not slow
 
 # Long runs of the round simulator: make sim SEEDS=0:2000
 SEEDS ?= 0:200
@@ -18,6 +21,14 @@ sim: $(VENV)/dev
 
 bench: $(VENV)/dev
 	for bench in tests/bench/*.py; do $(BIN)/python $$bench || exit 1; done
+
+# The tables and figures in docs/results: about an hour on two cores.  DATA is the directory of the
+# prepared data sets; RESUME=--resume goes on with what is there.
+DATA ?= ../shared/data
+SUITES ?= guard femnist hospitals
+results: $(VENV)/dev
+	for suite in $(SUITES); do $(BIN)/lightyear-node experiment docs/results/$$suite/suite.yaml \
+	  --out docs/results/$$suite --data $(DATA) $(RESUME) || exit 1; done
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -90,6 +90,7 @@ def test_a_reputation_survives_sigkill_and_ends_in_blocking(
     check_histories(homes, records)
 
 
+@pytest.mark.slow
 def test_a_killed_sites_personal_model_is_the_one_it_goes_on_with(lay_out_sites: LayOut) -> None:
     """Its next worker closes a round that it has not trained: all it needs is in the files."""
     homes = lay_out_sites(2, rounds=2, rule=RuleTerms(name="ditto"))
@@ -211,6 +212,7 @@ def own_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_rule")
+@pytest.mark.slow
 def test_a_users_own_rule_decides_and_remembers_also_when_it_fails(
     lay_out_sites: LayOut, records: Records
 ) -> None:

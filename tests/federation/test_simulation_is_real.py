@@ -19,10 +19,12 @@ SFA, ANA = Malfunction(kind="sfa"), Malfunction(kind="ana")
     ("rule", "rounds", "malfunction"),
     [
         (RuleTerms(), 3, ANA),
-        (RuleTerms(weights="samples"), 2, SFA),
-        (RuleTerms(name="afa"), 2, SFA),
+        pytest.param(RuleTerms(weights="samples"), 2, SFA, marks=pytest.mark.slow),
+        pytest.param(RuleTerms(name="afa"), 2, SFA, marks=pytest.mark.slow),
         (RuleTerms(name="ditto", options={"lam": 0.5}), 2, SFA),
-        (RuleTerms(name="fedprox", options={"mu": 0.1}), 2, None),
+        pytest.param(
+            RuleTerms(name="fedprox", options={"mu": 0.1}), 2, None, marks=pytest.mark.slow
+        ),
     ],
     ids=["lightyear", "lightyear by samples", "afa", "ditto", "fedprox"],
 )

@@ -129,7 +129,13 @@ def said(console: Console) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
 def test_interrupted_it_leaves_nothing_running_and_says_how_to_go_on(
     number: signal.Signals,
 ) -> None:
