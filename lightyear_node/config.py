@@ -105,6 +105,11 @@ class RuleTerms(_Frozen):
         return self
 
     @property
+    def threshold(self) -> float | None:
+        """The agreement that a peer must reach, where the rule asks for one."""
+        return self.tau if self.name == LIGHTYEAR else None
+
+    @property
     def alone(self) -> bool:
         """Whether this site trains without the others: nothing is sent, nothing is fetched."""
         return self.name == ALONE

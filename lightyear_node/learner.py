@@ -79,7 +79,7 @@ class Learner:
     async def judge(
         self,
         round: Round,
-        own: Digest,
+        work: Work,
         before: Digest,
         peers: Sequence[tuple[PeerName, Digest, int]],
         rule_state: Mapping[str, Any],
@@ -88,8 +88,9 @@ class Learner:
         answer = await self._do(
             "judge",
             round=round,
-            own=str(self._state.updates.path(own)),
+            own=str(self._state.updates.path(work.own)),
             before=str(self._state.models.path(before)),
+            carry=str(self._state.carry.path(work.carry)),
             peers=[
                 self._candidate(peer, digest, samples).to_plain() for peer, digest, samples in peers
             ],

@@ -91,11 +91,12 @@ class Node:
             Metrics(home.others, [*Phase, "starting"], __version__, home.agreement.rounds),
             log,
             {peer: PeerView() for peer in home.others},
-            home.rule.tau,
+            home.rule.threshold,
         )
         expires = home.identity.certificate.expires
         self._observer.metrics.certificate_expiry.set(expires.timestamp())
-        self._observer.metrics.threshold.set(self._observer.threshold)
+        if home.rule.threshold is not None:
+            self._observer.metrics.threshold.set(home.rule.threshold)
         self._observer.metrics.worker_up.set_function(lambda: self._worker.pid is not None)
         self._worker = Worker(
             home.opening(),
@@ -330,7 +331,7 @@ class Node:
         peers = [(u.peer, u.digest, self._samples(u)) for u in judge.updates]
         try:
             verdicts, self._rule_state = await self._learner.judge(
-                judge.round, self._work.own, self._ledger.model, peers, self._ledger.rule_state
+                judge.round, self._work, self._ledger.model, peers, self._ledger.rule_state
             )
         except WorkerError as problem:
             # Without a verdict nobody is merged, and the round goes on with our own model.

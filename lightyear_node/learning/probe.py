@@ -39,7 +39,7 @@ class Measured:
 class Probe:
     """Fixed validation batches, and a private copy of the model to try weights on.
 
-    Tensors that are not exchanged keep the values they have in `model`.
+    Tensors that are not exchanged keep the values they have in `model`, or were given since.
     """
 
     def __init__(
@@ -62,6 +62,10 @@ class Probe:
         self._reference: Reference | None = None
         self._own_loss: float | None = None
         self._own_statistics = False
+
+    def furnish(self, at_home: Mapping[str, Tensor]) -> None:
+        """Tensors of ours that peers do not send, with which their models are tried."""
+        load_into(self._scratch, at_home)
 
     def anchor(self, own: Mapping[str, Tensor], *, own_statistics: bool = False) -> None:
         """Make `own` the model that peers are compared with.

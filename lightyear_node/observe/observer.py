@@ -58,7 +58,8 @@ class Observer:
     metrics: Metrics
     log: logging.Logger
     peers: Mapping[PeerName, PeerView]
-    threshold: float
+    threshold: float | None
+    """The agreement that a peer must reach; None under rules that do not ask for it."""
     round: int = 0
     phase: str = "starting"
     waiting: str = "starting"
@@ -80,7 +81,7 @@ class Observer:
             opened.val_samples,
             opened.head,
         )
-        if opened.floor > self.threshold:
+        if self.threshold is not None and opened.floor > self.threshold:
             self.log.warning(
                 "with %d validation samples even unrelated models can reach an agreement of %.2f,"
                 " above the threshold %.2f: use more validation data",

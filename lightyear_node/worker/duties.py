@@ -107,6 +107,7 @@ class Duties:
         round: int,
         own: str,
         before: str,
+        carry: str,
         peers: list[dict[str, Any]],
         state: dict[str, Any],
     ) -> dict[str, Any]:
@@ -116,6 +117,7 @@ class Duties:
             peers=[Candidate.from_plain(plain) for plain in peers],
             round=round,
             state=state,
+            carry=Path(carry),
         )
         return {
             "verdicts": [verdict_to_plain(verdict) for verdict in judged.verdicts],

@@ -175,14 +175,19 @@ class Site:
         peers: Sequence[Candidate],
         round: int,
         state: Mapping[str, Any] | None = None,
+        carry: Path | None = None,
         rule: RuleTerms | None = None,
     ) -> Judgement:
         """A verdict for each peer; one peer's weights are in memory at a time.
 
-        `state` is what the rule returned in the round before.  Another `rule` than the site's own
-        says what a site under it would have judged.
+        `state` is what the rule returned in the round before, `carry` what training has left, for
+        a site that was not there to train.  Another `rule` than the site's own says what a site
+        under it would have judged.
         """
         judging = self._rule if rule is None else _rule(rule)
+        self._recall(carry)
+        own_state = self._shared.model.state_dict()
+        self._probe.furnish({name: own_state[name] for name in self._at_home})
         with Weights(own, self._layout) as ours, Weights(before, self._layout) as start:
             candidates = [
                 RuleCandidate(
@@ -217,17 +222,22 @@ class Site:
                 for peer, weight in accepted
             ]
             write(out, self._layout, self._rule.merge(ours, shares, Round(round)))
-        if carry is not None and not self._has_trained:
-            carried = carry_file.load(carry)
-            self._shared.restore(carried["shared"])
-            if self._personal is not None:
-                self._personal.restore(carried["personal"])
+        self._recall(carry)
         with Weights(out, self._layout) as weights:
             load_into(self._shared.model, weights)
         anew = accepted and self._rule.own_statistics
         if anew and estimate(self._shared.model, self._probe.batches):
             write(out, self._layout, self._exchanged(self._shared.model))
         return Merged(metrics=self._metrics() if measure else {})
+
+    def _recall(self, carry: Path | None) -> None:
+        """What training has left at home; a site that has trained still has it."""
+        if carry is None or self._has_trained:
+            return
+        carried = carry_file.load(carry)
+        self._shared.restore(carried["shared"])
+        if self._personal is not None:
+            self._personal.restore(carried["personal"])
 
     def _restore(self, trainee: Trainee, base: Path, carried: Mapping[str, Any] | None) -> None:
         with Weights(base, self._layout) as weights:

@@ -59,11 +59,12 @@ class Diary:
             "seed": 3,
             "rule": RuleTerms(**rule),
             "device": "cpu",
+            "exclude": changed.pop("exclude", ()),
             "malfunction": Malfunction(kind=malfunction, scale=self.scale) if malfunction else None,
         }
         self.task = task(**changed)
         self.site = Site(self.task, **self.terms)  # type: ignore[arg-type]
-        self.layout = Layout.of(exchanged(net()))
+        self.layout = Layout.of(exchanged(net(), self.terms["exclude"]))
         self.model = folder / "model"
         self.site.write_initial(self.model)
         self.round = 0
@@ -327,3 +328,34 @@ def test_a_tolerant_site_goes_on_with_weights_that_are_no_numbers(tmp_path: Path
     assert not verdict.accepted
     one.close()
     assert one.metrics["loss"] != one.metrics["loss"]
+
+
+def test_peers_are_tried_with_what_stays_at_home(tmp_path: Path) -> None:
+    """A head that is never sent: peers' bodies are judged under our own trained head."""
+    one, other = (
+        Diary(tmp_path / name, exclude=["2.*"], rule={"guard": False}) for name in ("a", "b")
+    )
+    for each in (one, other):
+        each.train()
+        each.close()
+        each.train()
+    peer = Candidate("site-b", str(other.path("own")), 1, "0" * 64)  # type: ignore[arg-type]
+
+    def regret(site: Site, carry: Path | None) -> float:
+        verdicts = site.judge(
+            own=one.path("own"),
+            before=one.model,
+            peers=[peer],
+            round=1,
+            carry=carry,
+            rule=RuleTerms(),
+        ).verdicts
+        assert site._probe.own_loss is not None
+        return site._probe.own_loss + verdicts[0].checks["regret"]
+
+    with_our_head = regret(one.site, None)
+    assert with_our_head < 0.5  # both sites have the same data, so their bodies are alike
+    one.restart()
+    assert regret(one.site, one.folder / "carry") == with_our_head
+    one.restart()
+    assert regret(one.site, None) > 2 * with_our_head  # under a head that was never trained
