@@ -14,7 +14,7 @@ print(f"{len(rows)} federations")
 
 guarded = [row for row in rows if row["rule"] == "lightyear" and row["rule_terms"]["guard"]]
 for row in guarded:
-    assert row["verdicts"]["malfunctioning"].get("ok", 0) == 0, row
+    assert row["verdicts"].get("malfunctioning", {}).get("ok", 0) == 0, row
     assert row["malfunction"] != "none" or row["verdicts"]["honest"]["ok"] > 0, row
 spoiled = [row for row in rows if row["rule"] == "fedavg" and row["malfunction"] == "sfa"]
 local = {row["task"]: row for row in rows if row["rule"] == "local"}

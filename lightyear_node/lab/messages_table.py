@@ -42,7 +42,7 @@ def _table(task: str, lines: Sequence[Line]) -> Table:
     return Table(
         f"{task}: messages accepted",
         COLUMNS,
-        [_line(kind, found, rounds) for kind, found in kinds.items()],
+        [_line(kind, kinds[kind], rounds) for kind in sorted(kinds, key=lambda k: (k != CLEAN, k))],
         notes=[
             f"Rounds {', '.join(map(str, rounds))}; seed{'s' * (len(seeds) > 1)}"
             f" {', '.join(map(str, seeds))}."
