@@ -137,7 +137,7 @@ def _rows(
             "sender": message.sender.peer,
             "judge": judge,
             "reason": plain["reason"],
-            "checks": plain["checks"],
+            "checks": {key: float(f"{value:.5g}") for key, value in plain["checks"].items()},
             "guard": guarded.accepted,
             "paper": alone.accepted,
         }

@@ -52,29 +52,29 @@ def now() -> str:
 
 def check_data(suite: Suite, data: Path | None) -> None:
     """Said once, before the first job, rather than by each of hundreds."""
-    for task in suite.tasks:
-        files = BUILT_IN[task].files if task in BUILT_IN else ()
-        if not files:
-            continue
+    for file, task in _files(suite).items():
         if data is None:
             raise ConfigError(
                 f"task {task} reads prepared data",
                 hint=f"name its directory: --data DIR, or {DATA_VARIABLE}",
             )
-        # Arguments may choose another file, but it lies beside the default one.
-        missing = [file for file in files if not (data / file).parent.is_dir()]
-        if missing:
+        if not (data / file).is_file():
             raise ConfigError(
-                f"{data}: there is no {missing[0]}, which task {task} reads",
+                f"{data}: there is no {file}, which task {task} reads",
                 hint="name the directory of the prepared data with --data DIR",
             )
 
 
+def _files(suite: Suite) -> dict[str, str]:
+    """What the suite's built-in tasks read with the arguments that it gives, and for which task."""
+    blocks = [block for block in (*suite.grids, *suite.acceptance) if block.task in BUILT_IN]
+    return {file: block.task for block in blocks for file in BUILT_IN[block.task].reads(block.args)}
+
+
 def _digests(suite: Suite, data: Path | None) -> dict[str, str]:
-    """By path below the data directory; what the suite's tasks read by default."""
-    files = [file for task in suite.tasks if task in BUILT_IN for file in BUILT_IN[task].files]
+    """By path below the data directory."""
     found = {}
-    for name in sorted(files):
+    for name in sorted(_files(suite)):
         if data is not None and (data / name).is_file():
             with (data / name).open("rb") as file:
                 found[name] = hashlib.file_digest(file, "sha256").hexdigest()

@@ -229,11 +229,6 @@ class Suite(_Frozen):
         return self
 
     @property
-    def tasks(self) -> list[str]:
-        """Without repetition, in the order of the file."""
-        return list(dict.fromkeys(block.task for block in (*self.grids, *self.acceptance)))
-
-    @property
     def seeds(self) -> list[int]:
         return sorted({seed for block in (*self.grids, *self.acceptance) for seed in block.seeds})
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from lightyear_node.errors import ConfigError
 
@@ -32,6 +33,11 @@ class BuiltIn:
     """The data set's name in the paper's tables; None if the paper does not have it."""
     files: tuple[str, ...] = ()
     """What it reads by default, relative to the data directory."""
+    full_files: tuple[str, ...] = ()
+    """What it reads in their place with the argument `full`."""
+
+    def reads(self, args: Mapping[str, Any]) -> tuple[str, ...]:
+        return self.full_files if self.full_files and args.get("full") else self.files
 
 
 _ALL = (
@@ -53,6 +59,7 @@ _ALL = (
         "accuracy",
         "Camelyon17",
         ("pcam_patches/pcam_u8_48.npz",),
+        ("pcam_patches/pcam_jpeg96.npz",),
     ),
     BuiltIn(
         "isic",
@@ -62,6 +69,7 @@ _ALL = (
         "accuracy",
         "Isic19",
         ("fed_isic2019/fed_isic2019_u8_64.npz",),
+        ("fed_isic2019/fed_isic2019_jpeg84.npz",),
     ),
     BuiltIn(
         "hc18",

@@ -39,7 +39,9 @@ def test_the_list_is_complete() -> None:
 def test_the_list_says_what_the_modules_say(name: str) -> None:
     task = BUILT_IN[name]
     module = importlib.import_module(task.entry.partition(":")[0])
-    assert task.files == (module.FILE,)
+    assert task.files == task.reads({}) == (module.FILE,)
+    full = getattr(module, "FULL_FILE", module.FILE)
+    assert task.reads({"full": True}) == (full,)
     assert task.clients == module.CLIENTS
 
 
