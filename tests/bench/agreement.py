@@ -24,28 +24,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from lightyear_node.learning import Reference
+from lightyear_node.tasks.networks import PaperCNN
 
 CLASSES = 62
 
 
 def femnist_net() -> nn.Module:
-    return (
-        nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(64 * 7 * 7, 512),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-            nn.Linear(512, CLASSES),
-        )
-        .eval()
-        .requires_grad_(False)
-    )
+    return PaperCNN(CLASSES).eval().requires_grad_(False)
 
 
 def centred_kernel_by_jacobians(model: nn.Module, batches: list[Tensor]) -> Tensor:

@@ -1,63 +1,24 @@
-"""Baselines that look at directions, against numbers by hand, plain numpy, SciPy, scikit-learn.
-
-Models are short vectors, cut into two tensors so that nothing may stop at the first.
-"""
+"""Baselines that look at directions, against numbers by hand, plain numpy, SciPy, scikit-learn."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import beta
 from sklearn.cluster import AgglomerativeClustering
-from torch import Tensor
 
-from lightyear_node.learning import Candidate, Probe, make_rule, shares_of
+from lightyear_node.learning import make_rule
 from lightyear_node.learning.rules import Judgement, Turn
 from lightyear_node.learning.rules.afa import beta_cdf_half, select
 from lightyear_node.learning.rules.asmr import cut
 from lightyear_node.learning.rules.cfl import bipartition
-from lightyear_node.records import PeerName, Reason, Round, Verdict
-
-NO_PROBE = cast(Probe, None)  # none of these rules may look at the validation data
-
-
-def tensors(values: Sequence[float]) -> dict[str, Tensor]:
-    vector = torch.tensor(values, dtype=torch.float64)
-    return {"a.weight": vector[1:], "b.weight": vector[:1]}
-
-
-def vector(model: Mapping[str, Tensor]) -> list[float]:
-    return torch.cat([model["b.weight"], model["a.weight"]]).tolist()
-
-
-def site(name: str, values: Sequence[float], samples: int = 0) -> Candidate:
-    return Candidate(PeerName(name), tensors(values), samples)
-
-
-def run(
-    name: str,
-    own: Sequence[float],
-    peers: Mapping[str, Sequence[float]],
-    turn: Turn | None = None,
-    **options: Any,
-) -> tuple[dict[str, Verdict], list[float]]:
-    """Each peer's verdict, and the new model."""
-    rule = make_rule(name, options)
-    candidates = [site(peer, values) for peer, values in peers.items()]
-    verdicts = rule.judge(site("us", own), candidates, NO_PROBE, turn or Turn(Round(0))).verdicts
-    after = rule.merge(tensors(own), shares_of(verdicts, candidates), Round(0))
-    return {v.peer: v for v in verdicts}, vector(dict(after))
-
-
-def reasons(verdicts: Mapping[str, Verdict]) -> dict[str, Reason]:
-    return {name: verdict.reason for name, verdict in verdicts.items()}
-
+from lightyear_node.records import Reason, Round
+from tests.unit.learning.short_vectors import NO_PROBE, reasons, run, site, tensors
 
 # AFA.
 
