@@ -41,7 +41,8 @@ LEGEND_COLUMNS = 5
 OTHERS = (ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY)
 MARKERS = "os^vDPX<>"
 FAULT_COLOURS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, GREY, VERMILION)
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "oooo", "++++")
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "oooo", "++++", "----")
+"""One more than colours, so that no pair of them comes twice among many malfunctions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def box_plot(sections: Sequence[Section], references: References, paper: Paper =
     from matplotlib.patches import Patch
 
     handles: list[Any] = [
-        Patch(facecolor=_fault_colour(place), hatch=HATCHES[place % 7], edgecolor=paper.ink)
+        Patch(facecolor=_fault_colour(place), hatch=_hatch(place), edgecolor=paper.ink)
         for place in range(len(faults))
     ]
     handles.append(Line2D([], [], color=paper.ink, linewidth=1.2, linestyle=(0, (5, 3))))
@@ -126,7 +127,7 @@ def _boxes(axes: Any, section: Section, faults: Sequence[Fault], paper: Paper) -
             )  # fmt: skip
             for box in drawn["boxes"]:
                 box.set_facecolor(_fault_colour(place))
-                box.set_hatch(HATCHES[place % 7])
+                box.set_hatch(_hatch(place))
         note = f"\n({diverged} diverged)" if diverged else ""
         names.append(_wrapped(label) + note)
     axes.set_xticks(range(len(names)), names)
@@ -300,3 +301,7 @@ def _fault_colour(place: int) -> str:
 def _wrapped(label: str) -> str:
     words = label.replace(" + ", " +\N{NO-BREAK SPACE}")
     return "\n".join(textwrap.wrap(words, 11, break_long_words=False)) or label
+
+
+def _hatch(place: int) -> str:
+    return HATCHES[place % len(HATCHES)]
