@@ -30,6 +30,8 @@ NURSERY = "lightyear_node.lab.nursery"
 ANSWER_BYTES_MAX = 1 << 28
 """A long federation's verdicts are megabytes; more than this is no answer of ours."""
 COMPLAINT_BYTES_MAX = 4096
+REMOVAL_TRIES = 40
+REMOVAL_PAUSE_S = 0.05
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """The models of a trial are small: more threads would only wait for each other."""
 
@@ -98,8 +100,10 @@ class Nursery:
                     limit=ANSWER_BYTES_MAX,
                 )
         except OSError as problem:
-            shutil.rmtree(self._folder, ignore_errors=True)
             raise LabError(f"no process could be started: {problem.strerror}") from None
+        finally:
+            if self._child is None:  # also when cancelled in between
+                shutil.rmtree(self._folder, ignore_errors=True)
         return self._child
 
     async def _end(self) -> int:
@@ -110,7 +114,11 @@ class Nursery:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         code = await child.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        # Its job was killed, too, but may still be dying with a file in its hand.
+        for _ in range(REMOVAL_TRIES):
+            if _removed(self._folder):
+                break
+            await asyncio.sleep(REMOVAL_PAUSE_S)
         return code
 
     @property
@@ -189,3 +197,8 @@ def _last_line(path: Path, since: int) -> str:
         file.seek(max(since, path.stat().st_size - COMPLAINT_BYTES_MAX))
         lines = file.read().decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _removed(folder: str) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    return not Path(folder).exists()
