@@ -17,6 +17,7 @@ from torch.nn import functional
 from lightyear_node import Task
 from lightyear_node.config import Malfunction, RuleTerms
 from lightyear_node.errors import ConfigError, TaskFailed
+from lightyear_node.learning import Layout, Weights, exchanged
 from lightyear_node.worker import carry
 from lightyear_node.worker.jobs import Candidate
 from lightyear_node.worker.site import Site
@@ -255,3 +256,18 @@ def test_every_digit_goes_to_exactly_one_site() -> None:
     dealt = sorted(card for hand in hands for card in hand.tolist())
     assert dealt == list(range(len(labels)))
     assert min(len(hand) for hand in hands) > len(labels) / 10
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_a_merged_model_has_statistics_of_our_own_data(tmp_path: Path, guard: bool) -> None:
+    one, other = site(rule=RuleTerms(guard=guard)), site(train_data=batches(6))
+    own, theirs = train(one, tmp_path, "own"), train(other, tmp_path, "theirs")
+    peer = Candidate("site-b", str(theirs), 24, "0" * 64)  # type: ignore[arg-type]
+    one.merge(own=own, accepted=[(peer, 0.5)], round=0, out=tmp_path / "merged")
+    layout = Layout.of(exchanged(net()))
+    ours, sent, merged = (dict(Weights(p, layout)) for p in (own, theirs, tmp_path / "merged"))
+    inputs = torch.cat([x for x, _ in batches()])
+    hidden = inputs @ merged["0.weight"].T + merged["0.bias"]
+    mean = hidden.mean(0) if guard else (ours["1.running_mean"] + sent["1.running_mean"]) / 2
+    assert torch.allclose(merged["1.running_mean"], mean, atol=1e-5)
+    assert not torch.allclose(merged["1.running_mean"], ours["1.running_mean"], atol=1e-3)

@@ -250,6 +250,20 @@ def test_rounds_without_any_accepted_peer_are_counted(digits: Any) -> None:
     assert back.state == {"rounds_alone": 0}
 
 
+def test_a_site_that_was_alone_takes_what_it_would_have_found_too_far(digits: Any) -> None:
+    site = digits.sites[0]
+    own, probe = Candidate(PeerName("us"), site.weights), Probe(site.model, site.batches)
+    away = {n: t * 1.6 if n.endswith("weight") else t for n, t in site.weights.items()}
+    peer = Candidate(PeerName("away"), away)
+    found = {}
+    for rounds_alone in (0, 500):
+        turn = Turn(Round(1), start=digits.start, state={"rounds_alone": rounds_alone})
+        [verdict] = Lightyear().judge(own, [peer], probe, turn).verdicts
+        assert verdict.checks["distance"] == pytest.approx(0.6)
+        found[rounds_alone] = (verdict.reason is Reason.TOO_FAR, verdict.checks["distance_max"])
+    assert found == {0: (True, 0.5), 500: (False, 1.0)}
+
+
 def test_in_the_first_round_the_guard_does_not_ask_for_agreement(digits: Any) -> None:
     site = digits.sites[0]
     own, probe = Candidate(PeerName("us"), site.weights), Probe(site.model, site.batches)
