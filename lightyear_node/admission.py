@@ -24,6 +24,7 @@ def refusal(
     federation: str,
     schema: Digest,
     raw_bytes: int,
+    dtype: str,
     verify_keys: Collection[bytes],
     lamport: int,
 ) -> tuple[Reason, str] | None:
@@ -45,6 +46,11 @@ def refusal(
         return Reason.SIGNATURE, "the signature is not by the key in the peer's certificate"
     if lamport_jumps(manifest.lamport, lamport):
         return Reason.MALFORMED, f"the stamp {manifest.lamport} is far beyond ours, {lamport}"
+    if manifest.dtype != dtype:
+        return Reason.SCHEMA_MISMATCH, (
+            f"its weights travel as {manifest.dtype}, ours as {dtype}:"
+            " `exchange.dtype` must be the same in every peers.yaml"
+        )
     if manifest.schema != schema:
         return Reason.SCHEMA_MISMATCH, "its model has other tensors than ours"
     if manifest.raw_bytes > raw_bytes:

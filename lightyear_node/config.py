@@ -131,8 +131,14 @@ class BarrierTerms(_Frozen):
 class ExchangeTerms(_Frozen):
     """How weights travel, and which of them stay at home."""
 
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """float32 sends weights as they are; the shorter types are rounded to before sending."""
     compression: Literal["zstd"] = "zstd"
+    delta: bool = True
+    """Send the differences from the update before, to whom has that."""
+    include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
+    """Shell patterns of tensors' names; whatever is excluded stays at home."""
 
 
 class Peer(_Frozen):

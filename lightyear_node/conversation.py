@@ -46,6 +46,7 @@ class Facts:
     header: bytes
     raw_bytes: int
     boot_id: str
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,8 @@ class Conversation:
         elif theirs.schema != ours.schema:
             problem = (
                 Reason.SCHEMA_MISMATCH,
-                "its model has other tensors than ours: both sites must run the same task",
+                "its model has other tensors than ours: both sites must run the same task,"
+                " with the same `exchange` in peers.yaml",
             )
         if problem is not None:
             raise PeerMisbehaved(peer, *problem)
@@ -198,6 +200,7 @@ class Conversation:
                 federation=self._facts.federation,
                 schema=self._facts.schema,
                 raw_bytes=self._facts.raw_bytes,
+                dtype=self._facts.dtype,
                 verify_keys=self._keys[peer],
                 lamport=self._lamport,
             )

@@ -39,7 +39,7 @@ BACKDATED = timedelta(days=1)
 CERTIFICATE_BYTES_MAX = 4096
 """Ours have about 500; the limit keeps a hostile one from the parser."""
 
-MANIFEST_DOMAIN = b"lightyear-node manifest 1\0"
+MANIFEST_DOMAIN = b"lightyear-node manifest 2\0"
 """First bytes of what is signed, so that no other signature of this key can pass for a manifest."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -232,7 +232,10 @@ def manifest_layout(manifest: Manifest) -> bytes:
     Not protobuf: its bytes for one message may differ between versions and languages.
     """
     update = manifest.update
+    base = manifest.base or ""
     if not (_DIGEST.fullmatch(update.digest) and _DIGEST.fullmatch(manifest.schema)):
+        raise ValueError("a digest is 64 lower-case hexadecimal digits")
+    if base and not _DIGEST.fullmatch(base):
         raise ValueError("a digest is 64 lower-case hexadecimal digits")
     try:
         return b"".join(
@@ -243,6 +246,8 @@ def manifest_layout(manifest: Manifest) -> bytes:
                 bytes.fromhex(update.digest),
                 bytes.fromhex(manifest.schema),
                 struct.pack(">QQ", manifest.raw_bytes, manifest.samples),
+                _text(base),
+                _text(manifest.dtype),
             ]
         )
     except struct.error as error:

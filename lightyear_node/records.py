@@ -84,6 +84,10 @@ class Manifest:
     schema: Digest
     raw_bytes: int
     samples: int
+    base: Digest | None = None
+    """The peer's update before this one: who holds it may fetch the differences only."""
+    dtype: str = "float32"
+    """As what floating point tensors travel; anything but float32 was rounded to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Hello:
     boot_id: str
     wall_time_ns: int
     lamport: int
+    probe: bool = False
+    """Only a question: answered whatever the difference, and then forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class PeerClient:
         digest = manifest.update.digest
         first_chunk = store.partial_chunks(digest, manifest.raw_bytes)
         while True:
-            call = self._stub.Fetch(messages.fetch_to(digest, first_chunk))
+            call = self._stub.Fetch(messages.fetch_to(digest, first_chunk, False))
             try:
                 piece = await self._read(call)
                 if piece is None:

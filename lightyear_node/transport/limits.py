@@ -25,6 +25,7 @@ FEDERATION_CHARS_MAX = 128
 BOOT_ID_CHARS_MAX = 64
 """A UUID, in whichever spelling."""
 PHASE_CHARS_MAX = 32
+DTYPE_CHARS_MAX = 16
 DETAIL_CHARS_MAX = 300
 """What is quoted of a peer's explanation: one line."""
 

@@ -51,6 +51,7 @@ def hello_to(hello: Hello) -> Message:
         boot_id=hello.boot_id,
         wall_time_ns=hello.wall_time_ns,
         lamport=hello.lamport,
+        probe=hello.probe,
     )
 
 
@@ -66,6 +67,7 @@ def hello_from(message: Message) -> Hello:
         boot_id=_word(message.boot_id, "boot_id", limits.BOOT_ID_CHARS_MAX),
         wall_time_ns=int(message.wall_time_ns),
         lamport=_number(message.lamport, "lamport"),
+        probe=bool(message.probe),
     )
 
 
@@ -87,13 +89,13 @@ def announcement_from(message: Message) -> Announcement:
     )
 
 
-def fetch_to(digest: Digest, first_chunk: int) -> Message:
-    return pb.FetchRequest(digest=bytes.fromhex(digest), first_chunk=first_chunk)
+def fetch_to(digest: Digest, first_chunk: int, delta: bool) -> Message:
+    return pb.FetchRequest(digest=bytes.fromhex(digest), first_chunk=first_chunk, delta=delta)
 
 
-def fetch_from(message: Message) -> tuple[Digest, int]:
+def fetch_from(message: Message) -> tuple[Digest, int, bool]:
     first_chunk = _number(message.first_chunk, "first_chunk", limits.CHUNKS_MAX)
-    return _digest(message.digest, "digest"), first_chunk
+    return _digest(message.digest, "digest"), first_chunk, bool(message.delta)
 
 
 def list_to(raw_bytes: int, chunk_digests: tuple[bytes, ...]) -> Message:
@@ -138,6 +140,8 @@ def _signed_to(signed: SignedManifest) -> Message:
             schema=bytes.fromhex(manifest.schema),
             raw_bytes=manifest.raw_bytes,
             samples=manifest.samples,
+            base=bytes.fromhex(manifest.base or ""),
+            dtype=manifest.dtype,
         ),
         signature=signed.signature,
     )
@@ -164,6 +168,8 @@ def _signed_from(message: Message) -> SignedManifest:
             schema=_digest(manifest.schema, "schema"),
             raw_bytes=_number(manifest.raw_bytes, "raw_bytes"),
             samples=_number(manifest.samples, "samples"),
+            base=_digest(manifest.base, "base") if manifest.base else None,
+            dtype=_word(manifest.dtype, "dtype", limits.DTYPE_CHARS_MAX),
         ),
         signature,
     )

@@ -137,7 +137,7 @@ class ExchangeServer:
         )
 
 
-class _Exchange:
+class _Exchange(exchange_pb2_grpc.ExchangeServicer):  # type: ignore[misc]
     """The service's methods, by the names that exchange.proto gives them."""
 
     def __init__(self, host: Host, doorway: Doorway) -> None:
@@ -172,7 +172,7 @@ class _Exchange:
 
     async def Fetch(self, request: Message, context: Context) -> None:
         async with self._call(context) as peer:
-            digest, first_chunk = messages.fetch_from(request)
+            digest, first_chunk, _ = messages.fetch_from(request)
             if self._busy(peer):
                 await self._deny(context, StatusCode.RESOURCE_EXHAUSTED, "too_many_fetches", peer)
             with self._counted(peer):

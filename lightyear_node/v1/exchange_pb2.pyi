@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Greeting(_message.Message):
-    __slots__ = ("version_min", "version_max", "federation", "agreement", "schema", "initial_model", "round", "boot_id", "wall_time_ns", "lamport")
+    __slots__ = ("version_min", "version_max", "federation", "agreement", "schema", "initial_model", "round", "boot_id", "wall_time_ns", "lamport", "probe")
     VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
     VERSION_MAX_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class Greeting(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     LAMPORT_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     version_min: int
     version_max: int
     federation: str
@@ -27,7 +28,8 @@ class Greeting(_message.Message):
     boot_id: str
     wall_time_ns: int
     lamport: int
-    def __init__(self, version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., federation: _Optional[str] = ..., agreement: _Optional[bytes] = ..., schema: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., round: _Optional[int] = ..., boot_id: _Optional[str] = ..., wall_time_ns: _Optional[int] = ..., lamport: _Optional[int] = ...) -> None: ...
+    probe: bool
+    def __init__(self, version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., federation: _Optional[str] = ..., agreement: _Optional[bytes] = ..., schema: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., round: _Optional[int] = ..., boot_id: _Optional[str] = ..., wall_time_ns: _Optional[int] = ..., lamport: _Optional[int] = ..., probe: bool = ...) -> None: ...
 
 class Announcement(_message.Message):
     __slots__ = ("lamport", "round", "phase", "latest")
@@ -50,7 +52,7 @@ class SignedManifest(_message.Message):
     def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("federation", "peer", "generation", "round", "lamport", "digest", "schema", "raw_bytes", "samples")
+    __slots__ = ("federation", "peer", "generation", "round", "lamport", "digest", "schema", "raw_bytes", "samples", "base", "dtype")
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,8 @@ class Manifest(_message.Message):
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     federation: str
     peer: str
     generation: int
@@ -69,15 +73,19 @@ class Manifest(_message.Message):
     schema: bytes
     raw_bytes: int
     samples: int
-    def __init__(self, federation: _Optional[str] = ..., peer: _Optional[str] = ..., generation: _Optional[int] = ..., round: _Optional[int] = ..., lamport: _Optional[int] = ..., digest: _Optional[bytes] = ..., schema: _Optional[bytes] = ..., raw_bytes: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+    base: bytes
+    dtype: str
+    def __init__(self, federation: _Optional[str] = ..., peer: _Optional[str] = ..., generation: _Optional[int] = ..., round: _Optional[int] = ..., lamport: _Optional[int] = ..., digest: _Optional[bytes] = ..., schema: _Optional[bytes] = ..., raw_bytes: _Optional[int] = ..., samples: _Optional[int] = ..., base: _Optional[bytes] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("digest", "first_chunk")
+    __slots__ = ("digest", "first_chunk", "delta")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     first_chunk: int
-    def __init__(self, digest: _Optional[bytes] = ..., first_chunk: _Optional[int] = ...) -> None: ...
+    delta: bool
+    def __init__(self, digest: _Optional[bytes] = ..., first_chunk: _Optional[int] = ..., delta: bool = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("list", "chunk")
@@ -102,3 +110,33 @@ class Chunk(_message.Message):
     index: int
     frame: bytes
     def __init__(self, index: _Optional[int] = ..., frame: _Optional[bytes] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("hello", "announce", "fetch")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    hello: Greeting
+    announce: Announcement
+    fetch: FetchRequest
+    def __init__(self, hello: _Optional[_Union[Greeting, _Mapping]] = ..., announce: _Optional[_Union[Announcement, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("hello", "announce", "piece", "refusal")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    hello: Greeting
+    announce: Announcement
+    piece: Piece
+    refusal: Refusal
+    def __init__(self, hello: _Optional[_Union[Greeting, _Mapping]] = ..., announce: _Optional[_Union[Announcement, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "details")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    details: str
+    def __init__(self, code: _Optional[int] = ..., details: _Optional[str] = ...) -> None: ...

@@ -49,6 +49,11 @@ class ExchangeStub(object):
                 request_serializer=lightyear__node_dot_v1_dot_exchange__pb2.FetchRequest.SerializeToString,
                 response_deserializer=lightyear__node_dot_v1_dot_exchange__pb2.Piece.FromString,
                 _registered_method=True)
+        self.Lend = channel.stream_stream(
+                '/lightyear_node.v1.Exchange/Lend',
+                request_serializer=lightyear__node_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
+                response_deserializer=lightyear__node_dot_v1_dot_exchange__pb2.Question.FromString,
+                _registered_method=True)
 
 
 class ExchangeServicer(object):
@@ -78,6 +83,14 @@ class ExchangeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lend(self, request_iterator, context):
+        """The caller cannot be reached, and lends this stream to the callee for one call in the other
+        direction: the callee sends one Question, the caller answers as if it had been called.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExchangeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +108,11 @@ def add_ExchangeServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=lightyear__node_dot_v1_dot_exchange__pb2.FetchRequest.FromString,
                     response_serializer=lightyear__node_dot_v1_dot_exchange__pb2.Piece.SerializeToString,
+            ),
+            'Lend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=lightyear__node_dot_v1_dot_exchange__pb2.Answer.FromString,
+                    response_serializer=lightyear__node_dot_v1_dot_exchange__pb2.Question.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class Exchange(object):
             '/lightyear_node.v1.Exchange/Fetch',
             lightyear__node_dot_v1_dot_exchange__pb2.FetchRequest.SerializeToString,
             lightyear__node_dot_v1_dot_exchange__pb2.Piece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lightyear_node.v1.Exchange/Lend',
+            lightyear__node_dot_v1_dot_exchange__pb2.Answer.SerializeToString,
+            lightyear__node_dot_v1_dot_exchange__pb2.Question.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,7 @@ from lightyear_node.v1 import exchange_pb2 as pb
 from lightyear_node.v1 import exchange_pb2_grpc
 
 
-class Member:
+class Member(exchange_pb2_grpc.ExchangeServicer):
     """Speaks the real protocol with site-b's keys; what it sends of an update is up to `send`."""
 
     def __init__(self, node: SiteHome, ourselves: SiteHome) -> None:

@@ -163,7 +163,7 @@ async def raw_stub(address: str, identity: Identity | None = B) -> AsyncIterator
         yield exchange_pb2_grpc.ExchangeStub(channel)
 
 
-class Hostile:
+class Hostile(exchange_pb2_grpc.ExchangeServicer):
     """A member of the federation, with a valid certificate, who sends what it likes."""
 
     def __init__(self, fetch: Callable[[Any, Any], Awaitable[None]]) -> None:

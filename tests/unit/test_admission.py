@@ -41,6 +41,7 @@ def judge(signed: SignedManifest, **changed: Any) -> Reason | None:
         "federation": "chest-xray",
         "schema": SCHEMA,
         "raw_bytes": 1000,
+        "dtype": "float32",
         "verify_keys": [SITE_A.certificate.signing_key],
         "lamport": 90,
     }
@@ -95,6 +96,7 @@ def test_what_was_signed_cannot_be_changed_afterwards() -> None:
 
 def test_another_model_is_refused_before_a_byte_is_pulled() -> None:
     assert judge(signed(schema=Digest("ce" * 32))) is Reason.SCHEMA_MISMATCH
+    assert judge(signed(dtype="float16")) is Reason.SCHEMA_MISMATCH
     assert judge(signed(raw_bytes=999)) is Reason.SCHEMA_MISMATCH
     assert judge(signed(raw_bytes=1001)) is Reason.TOO_LARGE
 

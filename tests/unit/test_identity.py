@@ -43,6 +43,7 @@ MANIFEST = Manifest(
     schema=Digest("cd" * 32),
     raw_bytes=1 << 20,
     samples=500,
+    base=Digest("ef" * 32),
 )
 
 
@@ -299,10 +300,13 @@ def test_signature_is_over_the_documented_layout() -> None:
         + bytes.fromhex("cd" * 32)
         + (1 << 20).to_bytes(8, "big")
         + (500).to_bytes(8, "big")
+        + b"\x00\x40"
+        + b"ef" * 32
+        + b"\x00\x07float32"
     )
     signed = SITE_A.sign_manifest(MANIFEST)
     key = SITE_A.certificate.signing_key
-    assert MANIFEST_DOMAIN == b"lightyear-node manifest 1\0"
+    assert MANIFEST_DOMAIN == b"lightyear-node manifest 2\0"
     assert verify(key, MANIFEST_DOMAIN, layout, signed.signature)
     assert not verify(key, b"another purpose\0", layout, signed.signature)
 
@@ -316,6 +320,8 @@ def test_signature_is_over_the_documented_layout() -> None:
         dataclasses.replace(MANIFEST, raw_bytes=2),
         dataclasses.replace(MANIFEST, samples=501),
         dataclasses.replace(MANIFEST, samples=-1),
+        dataclasses.replace(MANIFEST, base=Digest("ab" * 32)),
+        dataclasses.replace(MANIFEST, dtype="bfloat16"),
         *(
             dataclasses.replace(MANIFEST, update=dataclasses.replace(MANIFEST.update, **change))
             for change in (

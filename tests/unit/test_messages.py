@@ -135,7 +135,7 @@ def test_malformed_manifests_are_refused(changed: dict[str, Any]) -> None:
 
 def test_a_request_beyond_any_model_is_refused() -> None:
     digest = MANIFEST.update.digest
-    assert messages.fetch_from(messages.fetch_to(digest, 7)) == (digest, 7)
+    assert messages.fetch_from(messages.fetch_to(digest, 7, True)) == (digest, 7, True)
     with pytest.raises(Malformed, match="first_chunk"):
         messages.fetch_from(pb.FetchRequest(digest=bytes(32), first_chunk=limits.CHUNKS_MAX + 1))
 

@@ -22,7 +22,7 @@ def test_committed_stubs_are_up_to_date(tmp_path: Path) -> None:
     assert fresh == committed
 
 
-def test_the_service_has_the_three_calls_and_no_upload() -> None:
+def test_the_service_has_no_upload_but_on_a_line_that_its_owner_lends() -> None:
     service = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"]
     streams = {
         method.name: (method.client_streaming, method.server_streaming)
@@ -32,5 +32,6 @@ def test_the_service_has_the_three_calls_and_no_upload() -> None:
         "Hello": (False, False),
         "Announce": (False, False),
         "Fetch": (False, True),
+        "Lend": (True, True),
     }
     assert exchange_pb2_grpc.ExchangeStub

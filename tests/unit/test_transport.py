@@ -245,6 +245,7 @@ def test_a_member_that_speaks_for_another_is_told_no() -> None:
                 federation="chest-xray",
                 schema=MANIFEST.schema,
                 raw_bytes=MANIFEST.raw_bytes,
+                dtype=MANIFEST.dtype,
                 verify_keys=[B.certificate.signing_key],
                 lamport=0,
             )
