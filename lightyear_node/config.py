@@ -143,7 +143,8 @@ class ExchangeTerms(_Frozen):
 
 class Peer(_Frozen):
     name: Name
-    address: Address
+    address: Address | None
+    """None for a site that nobody can reach: it opens all its connections itself."""
     fingerprint: Annotated[
         tuple[Annotated[str, Field(pattern=FINGERPRINT_PATTERN)], ...], BeforeValidator(_as_list)
     ] = Field(min_length=1, max_length=2)
@@ -168,7 +169,8 @@ class Agreement(_Frozen):
     def _everybody_once(self) -> Agreement:
         seen: set[tuple[str, str]] = set()
         for index, peer in enumerate(self.peers):
-            marks = [("name", peer.name), ("address", peer.address)]
+            marks = [("name", peer.name)]
+            marks += [("address", peer.address)] if peer.address else []
             marks += [("fingerprint", pin) for pin in peer.fingerprint]
             for mark in marks:
                 if mark in seen:

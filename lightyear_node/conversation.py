@@ -27,7 +27,8 @@ from lightyear_node.records import (
     Transfer,
     Update,
 )
-from lightyear_node.transport.server import Offer
+from lightyear_node.transport.codec import Grid
+from lightyear_node.transport.outbox import Offer
 
 PROTOCOL_VERSION = 1
 MANIFESTS_KEPT = 4
@@ -43,8 +44,7 @@ class Facts:
     agreement: Digest
     schema: Digest
     initial_model: Digest
-    header: bytes
-    raw_bytes: int
+    grid: Grid
     boot_id: str
     dtype: str = "float32"
 
@@ -199,7 +199,7 @@ class Conversation:
                 peer=peer,
                 federation=self._facts.federation,
                 schema=self._facts.schema,
-                raw_bytes=self._facts.raw_bytes,
+                raw_bytes=self._facts.grid.raw_bytes,
                 dtype=self._facts.dtype,
                 verify_keys=self._keys[peer],
                 lamport=self._lamport,

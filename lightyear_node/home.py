@@ -124,10 +124,12 @@ class Home:
         }
 
     @property
-    def listen(self) -> str:
-        ours = self.agreement.find(self.identity.fingerprint)
-        assert ours is not None
-        return self.site.listen or self.site.address or ours.address
+    def listen(self) -> str | None:
+        """None for a site that cannot be reached, and so need not listen."""
+        return self.site.listen or self.site.address or self.address_of(self.us)
+
+    def address_of(self, peer: PeerName) -> str | None:
+        return next(one.address for one in self.agreement.peers if one.name == peer)
 
 
 def load_home(

@@ -54,15 +54,20 @@ from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import Observer, PeerView
 from lightyear_node.records import Digest, Manifest, PeerName, Reason, Round, Update
+from lightyear_node.transport import limits
+from lightyear_node.transport.borrowing import Borrowed, LentLines
 from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.server import ExchangeServer, Offer
+from lightyear_node.transport.codec import Grid
+from lightyear_node.transport.lending import keep_lending
+from lightyear_node.transport.lines import Direct
+from lightyear_node.transport.outbox import Offer
+from lightyear_node.transport.server import ExchangeServer
+from lightyear_node.transport.service import Service
 from lightyear_node.worker.handle import Worker
 
 TICK_S = 0.2
 EVENTS_MAX = 4096
 """Events waiting for the loop; peers' announcements are rate-limited, so it never fills."""
-FETCHES_MAX = 4
-"""Updates pulled at the same time: enough to fill a link, few enough to keep memory flat."""
 LOOP_SILENCE_MAX_S = 10.0
 """A loop that has not turned for so long is not alive."""
 
@@ -81,7 +86,9 @@ class Node:
         self._state = State(home.directory / home.site.state_dir)
         self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
         self._stop = asyncio.Event()
-        self._fetch_slots = asyncio.Semaphore(FETCHES_MAX)
+        # Room for as many as may be faulty, lest those that send slowly keep the others waiting.
+        self._fetch_slots = asyncio.Semaphore(limits.FETCHES_ISSUED_MAX + self._terms.faulty_max)
+        self._bases: dict[PeerName, Digest] = {}
         self._in_touch: set[PeerName] = set()
         self._turned_at = time.monotonic()
         self._work: Work | None = None
@@ -142,8 +149,7 @@ class Node:
             agreement=home.agreement.digest(),
             schema=model.schema,
             initial_model=initial.digest,
-            header=model.header,
-            raw_bytes=initial.raw_bytes,
+            grid=Grid(model.header),
             boot_id=str(uuid.uuid4()),
         )
         self._facts = facts
@@ -177,25 +183,27 @@ class Node:
         self._work, self._rule_state = self._ledger.work, self._ledger.rule_state
         observer.remember(self._ledger.rounds())
         self._barrier = Barrier(home.us, self._terms, self._ledger.memory)
-        self._clients = {
-            PeerName(peer.name): PeerClient(
-                PeerName(peer.name),
-                peer.address,
-                home.certificates[PeerName(peer.name)],
-                home.identity,
-            )
-            for peer in home.agreement.peers
-            if peer.name in home.others
-        }
+        self._service = Service(self._conversation, self._state.directory, self._terms.faulty_max)
+        # A site that trains alone has nothing to say to anybody, and does not even listen; one
+        # that cannot be reached has no port to listen on.
+        pins = {peer: home.certificates[peer] for peer in home.others}
+        self._server = None
+        if pins and home.listen is not None:
+            self._server = ExchangeServer(home.identity, pins, self._service, self._conversation)
+        self._clients = {peer: self._client(peer) for peer in home.others}
+
+    def _client(self, peer: PeerName) -> PeerClient:
+        home = self._home
+        address = home.address_of(peer)
+        if address is None:
+            lent = self._server.lent if self._server is not None else LentLines()
+            return PeerClient(peer, Borrowed(peer, lent))
+        return PeerClient(peer, Direct(peer, address, home.certificates[peer], home.identity))
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
         """Open to peers, operators and monitoring; closed again whatever happens."""
-        home = self._home
-        pins = {peer: home.certificates[peer] for peer in home.others}
-        # A site that trains alone has nothing to say to anybody, and does not even listen.
-        server = ExchangeServer(home.identity, pins, self._conversation) if pins else None
-        self._server = server
+        home, server = self._home, self._server
         admin = AdminServer(
             self._state.directory,
             {
@@ -206,9 +214,11 @@ class Node:
         )
         http: HttpServer | None = None
         try:
-            if server is not None:
+            if server is not None and home.listen is not None:
                 await server.start(home.listen)
                 self._observer.log.info("listening on %s as %s", home.listen, home.us)
+            if home.address_of(home.us) is None:
+                self._lend_lines()
             await admin.start()
             if home.site.http.listen:
                 http = HttpServer(
@@ -225,8 +235,16 @@ class Node:
             await admin.stop()
             for client in self._clients.values():
                 await client.close()
+            self._service.close()
             if http is not None:
                 http.close()
+
+    def _lend_lines(self) -> None:
+        """Nobody can call us, so that we keep lines open over which they can."""
+        for peer, client in self._clients.items():
+            if isinstance(client.line, Direct):
+                for _ in range(limits.LENT_IDLE):
+                    self._spawn(keep_lending(peer, client.line, self._service))
 
     # The loop.
 
@@ -293,7 +311,7 @@ class Node:
             case _:
                 assert_never(command)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         self._group.create_task(work)
 
     # Commands that take a while; each ends as an event.
@@ -315,7 +333,7 @@ class Node:
         try:
             async with self._fetch_slots:
                 transfer = await self._clients[update.peer].fetch(
-                    signed.manifest, self._state.updates, self._facts.header
+                    signed.manifest, self._state.updates, self._facts.grid
                 )
         except PeerError as problem:
             self._observer.transfer_failed(update.peer, problem.reason, str(problem))
@@ -324,7 +342,16 @@ class Node:
             self._events.put_nowait(FetchFailed(update, problem.reason, retriable))
         else:
             self._observer.transferred(update.peer, "received", transfer)
+            self._replace_base(update)
             self._events.put_nowait(Fetched(update))
+
+    def _replace_base(self, update: Update) -> None:
+        """What differences from a peer are taken from; the one before has served its purpose."""
+        before = self._bases.get(update.peer)
+        self._bases[update.peer] = update.digest
+        kept = self._barrier.kept() | {*self._bases.values(), *self._ledger.offered}
+        if before is not None and before not in kept:
+            self._state.updates.discard(before)
 
     async def _judge(self, judge: Judge) -> None:
         assert self._work is not None
@@ -375,7 +402,11 @@ class Node:
             return None
         # Known by heart for what we sealed in this life; after a restart the file is read again.
         chunk_digests = await asyncio.to_thread(updates.chunk_digests, digest)
-        return Offer(updates.path(digest), self._facts.raw_bytes, chunk_digests)
+        latest = self._ledger.manifest
+        base = None
+        if latest is not None and latest.manifest.update.digest == digest and latest.manifest.base:
+            base = updates.path(latest.manifest.base)
+        return Offer(digest, updates.path(digest), chunk_digests, self._facts.grid, base)
 
     def _status(self) -> dict[str, Any]:
         agreement = self._home.agreement
@@ -411,7 +442,13 @@ class Node:
             schema=self._facts.schema,
             raw_bytes=work.raw_bytes,
             samples=work.samples,
+            base=self._base(),
         )
+
+    def _base(self) -> Digest | None:
+        """Our last update, from which the next one is a small step; to be asked before sealing."""
+        wanted = self._home.agreement.exchange.delta
+        return next(iter(self._ledger.offered), None) if wanted else None
 
     def _samples(self, update: Update) -> int:
         signed = self._conversation.manifest(update)
@@ -429,10 +466,13 @@ class Node:
             state.check(state.carry, work.carry)
 
     def _tidy(self) -> None:
-        """Drop every file that no later step, nor a restart, can ask for."""
+        """Drop every file that no later step, nor a restart, can ask for.
+
+        Of each peer the last update stays, from which the next one is only a difference.
+        """
         ledger = self._ledger
         assert ledger.work is not None
-        updates = self._barrier.kept() | {*ledger.offered, ledger.work.own}
+        updates = self._barrier.kept() | {*ledger.offered, ledger.work.own, *self._bases.values()}
         self._state.retain(updates=updates, models=set(ledger.models), carry={ledger.work.carry})
 
 

@@ -145,6 +145,13 @@ class Transfer:
     wire_bytes: int
     seconds: float
 
+    def __add__(self, other: Transfer) -> Transfer:
+        return Transfer(
+            self.raw_bytes + other.raw_bytes,
+            self.wire_bytes + other.wire_bytes,
+            self.seconds + other.seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:

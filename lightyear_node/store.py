@@ -91,6 +91,9 @@ class Store:
         self._suffix = suffix
         self._lists: dict[Digest, tuple[bytes, ...]] = {}
         self._arriving: set[Digest] = set()
+        # Whole chunks that this process has checked in each partial file.  Nobody else writes them,
+        # so that a line that breaks every second does not cost hashing all of it every second.
+        self._checked_chunks: dict[Digest, int] = {}
         self._lock = threading.Lock()
         with _disk(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -154,7 +157,14 @@ class Store:
         with self._lock:
             for digest in removed:
                 self._lists.pop(digest, None)
+                self._checked_chunks.pop(digest, None)
         return removed
+
+    def discard(self, digest: Digest) -> None:
+        with _disk(self.folder):
+            self.path(digest).unlink(missing_ok=True)
+        with self._lock:
+            self._lists.pop(digest, None)
 
     def clear_scratch(self) -> None:
         """Delete what a crash left half written; only for the one process that owns the folder."""
@@ -162,15 +172,17 @@ class Store:
             for entry in self.folder.glob(f"*{_SCRATCH}"):
                 entry.unlink(missing_ok=True)
 
-    def _claim(self, digest: Digest) -> None:
+    def _claim(self, digest: Digest) -> int:
         with self._lock:
             if digest in self._arriving:
                 raise AlreadyIncoming(digest)
             self._arriving.add(digest)
+            return self._checked_chunks.get(digest, 0)
 
-    def _release(self, digest: Digest) -> None:
+    def _release(self, digest: Digest, checked_chunks: int) -> None:
         with self._lock:
             self._arriving.discard(digest)
+            self._checked_chunks[digest] = checked_chunks
 
     def _part(self, digest: Digest) -> Path:
         return self.folder / f"{_checked(digest)}{_PART}"
@@ -197,7 +209,7 @@ class Incoming:
     """A file that arrives chunk by chunk, in order, and is believed chunk by chunk.
 
     What has arrived stays in `<digest>.part` whatever happens; its length is the record of how far
-    it got, and `open` hashes it again, because nothing in it was synced.
+    it got.  A new process hashes it again, because nothing in it was synced.
     """
 
     def __init__(
@@ -206,7 +218,6 @@ class Incoming:
         digest: Digest,
         raw_bytes: int,
         chunk_digests: tuple[bytes, ...],
-        expected_header: bytes,
         file: FileIO,
     ) -> None:
         self.raw_bytes = raw_bytes
@@ -215,7 +226,6 @@ class Incoming:
         self._store = store
         self._digest = digest
         self._chunk_digests = chunk_digests
-        self._header = expected_header
         self._file = file
         self._path = store._part(digest)
         # A chunk may still be written in a thread when the transfer is abandoned; closing waits,
@@ -224,12 +234,7 @@ class Incoming:
 
     @classmethod
     def open(
-        cls,
-        store: Store,
-        digest: Digest,
-        raw_bytes: int,
-        chunk_digests: tuple[bytes, ...],
-        expected_header: bytes,
+        cls, store: Store, digest: Digest, raw_bytes: int, chunk_digests: tuple[bytes, ...]
     ) -> Self:
         """Begin or resume; `next_chunk` is then the first chunk that is missing or damaged."""
         if len(chunk_digests) != chunk_count(raw_bytes):
@@ -239,13 +244,13 @@ class Incoming:
         if tree_digest(raw_bytes, chunk_digests) != digest:
             raise ChunkRefused(Reason.CHECKSUM, "the chunk list does not belong to the digest")
         path = store._part(digest)
-        store._claim(digest)
+        checked_chunks = store._claim(digest)
         with contextlib.ExitStack() as undo, _disk(path):
-            undo.callback(store._release, digest)
+            undo.callback(store._release, digest, 0)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             file = undo.enter_context(FileIO(os.open(path, flags, 0o600), "r+"))
-            incoming = cls(store, digest, raw_bytes, chunk_digests, expected_header, file)
-            incoming._resume()
+            incoming = cls(store, digest, raw_bytes, chunk_digests, file)
+            incoming._resume(checked_chunks)
             undo.pop_all()
         return incoming
 
@@ -257,8 +262,8 @@ class Incoming:
     def done_bytes(self) -> int:
         return min(self.next_chunk * CHUNK_BYTES, self.raw_bytes)
 
-    def write(self, raw: bytes) -> None:
-        """Take the next chunk, if it is the one that its hash and our own header promise."""
+    def write(self, raw: bytes | bytearray) -> None:
+        """Take the next chunk, if it is the one that its hash promises."""
         with self._lock, _disk(self._path):
             self._check(raw)
             written = os.pwrite(self._file.fileno(), raw, self.next_chunk * CHUNK_BYTES)
@@ -281,22 +286,23 @@ class Incoming:
         with self._lock:
             if not self._file.closed:
                 self._file.close()
-                self._store._release(self._digest)
+                self._store._release(self._digest, self.next_chunk)
 
-    def _resume(self) -> None:
+    def _resume(self, checked_chunks: int) -> None:
         free = os.statvfs(self._path)
-        missing = self.raw_bytes - os.fstat(self._file.fileno()).st_size
+        size = os.fstat(self._file.fileno()).st_size
+        missing = self.raw_bytes - size
         if missing > free.f_bavail * free.f_frsize:
             raise StoreError(f"{self._path.parent}: no room for {missing} more bytes")
+        self.next_chunk = min(checked_chunks, size // CHUNK_BYTES)
         while not self.complete:
             length = chunk_length(self.raw_bytes, self.next_chunk)
             raw = os.pread(self._file.fileno(), length, self.next_chunk * CHUNK_BYTES)
             if hashlib.sha256(raw).digest() != self._chunk_digests[self.next_chunk]:
                 return
-            self._check_header(raw)
             self.next_chunk += 1
 
-    def _check(self, raw: bytes) -> None:
+    def _check(self, raw: bytes | bytearray) -> None:
         index = self.next_chunk
         if self.complete:
             raise ChunkRefused(Reason.TOO_LARGE, f"there is no chunk {index}")
@@ -304,16 +310,6 @@ class Incoming:
             raise ChunkRefused(Reason.CHECKSUM, f"chunk {index} has {len(raw)} bytes")
         if hashlib.sha256(raw).digest() != self._chunk_digests[index]:
             raise ChunkRefused(Reason.CHECKSUM, f"chunk {index} does not have its hash")
-        self._check_header(raw)
-
-    def _check_header(self, raw: bytes) -> None:
-        """Byte for byte against the header that our own model has; a peer's is never parsed."""
-        start = self.next_chunk * CHUNK_BYTES
-        expected = self._header[start : start + CHUNK_BYTES]
-        if raw[: len(expected)] != expected:
-            # The digest promises this very content: no later transfer could make it acceptable.
-            self._path.unlink(missing_ok=True)
-            raise ChunkRefused(Reason.SCHEMA_MISMATCH, "its header is not the one of our model")
 
 
 def _checked(digest: str) -> str:

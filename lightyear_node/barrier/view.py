@@ -134,8 +134,12 @@ class View:
         return self._held[peer]
 
     def kept(self, round: Round) -> list[Update]:
-        """What is here or on its way, and can still be of use from `round` on."""
+        """What is here or on its way, or half here, and can still be of use from `round` on."""
         here = [update for update in self._held.values() if update.round >= round]
+        tried = [
+            failure.update for failure in self._failed.values() if failure.retry_at is not None
+        ]
+        here += [update for update in tried if update.round >= round]
         return here + list(self._fetching.values())
 
     def standing(self, peer: PeerName, round: Round, now: float) -> Standing:

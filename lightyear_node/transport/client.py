@@ -1,27 +1,22 @@
 """The side that calls: one client for each peer.
 
-Owns the connection and its deadlines.  Must not know rounds, nor when to try again: every failure
-leaves here as a `PeerError` that says who should do what.
-
-The peer's pinned certificates are the only roots of its connection, so that TLS itself refuses
-everybody else, whatever the address resolves to.
+Owns deadlines, and what of an answer may be believed.  Must not know rounds: every failure leaves
+here as a `PeerError` that says who should do what.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import random
+from collections.abc import Iterator
 from typing import Any
 
-import grpc
-import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from lightyear_node.errors import PeerMisbehaved, PeerUnreachable
-from lightyear_node.identity import Certificate, Identity
+from lightyear_node.errors import PeerError, PeerMisbehaved, PeerUnreachable
 from lightyear_node.records import (
-    CHUNK_BYTES,
     Announcement,
     Hello,
     Manifest,
@@ -29,15 +24,14 @@ from lightyear_node.records import (
     Reason,
     Transfer,
 )
-from lightyear_node.store import AlreadyIncoming, ChunkRefused, Incoming, Store, chunk_length
+from lightyear_node.store import AlreadyIncoming, ChunkRefused, Incoming, Store
 from lightyear_node.transport import limits, messages
-from lightyear_node.transport.codec import FrameRefused, decode_chunk
+from lightyear_node.transport.arrival import Arrival, Progress, opened_base
+from lightyear_node.transport.codec import FrameRefused, Grid
 from lightyear_node.transport.failures import explain
+from lightyear_node.transport.lines import Line, LineFailed, Stream
 from lightyear_node.transport.messages import Message
-from lightyear_node.v1 import exchange_pb2_grpc
 
-Progress = Callable[[int, int], None]
-"""Called with the raw bytes that are safely here, and how many there will be."""
 _LINE_BROKE = (
     StatusCode.UNAVAILABLE,
     StatusCode.CANCELLED,
@@ -46,129 +40,126 @@ _LINE_BROKE = (
     StatusCode.UNKNOWN,
     StatusCode.DATA_LOSS,
 )
-Call = Any
-"""gRPC's running stream; its type parameters would be generated messages."""
+_WORTH_TRYING_AGAIN = (Reason.TRUNCATED, Reason.UNREACHABLE)
+"""Broken lines and busy sites; one that was silent for too long may have its place taken."""
 
 
 class PeerClient:
     """Calls one peer; to be made and used within one event loop."""
 
-    def __init__(
-        self,
-        peer: PeerName,
-        address: str,
-        certificates: Sequence[Certificate],
-        identity: Identity,
-    ) -> None:
-        if not certificates:
-            # gRPC takes no roots to mean every public authority.
-            raise ValueError(f"{peer} has no pinned certificate")
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=b"".join(certificate.pem for certificate in certificates),
-            private_key=identity.tls_key_pem,
-            certificate_chain=identity.certificate.pem,
-        )
-        # The certificate bears the site's name, not the address's.
-        options = (*limits.CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer))
+    def __init__(self, peer: PeerName, line: Line) -> None:
         self.peer = peer
-        self.address = address
-        self._channel = grpc.aio.secure_channel(address, credentials, options=options)
-        self._stub = exchange_pb2_grpc.ExchangeStub(self._channel)
+        self.line = line
 
-    async def close(self) -> None:
-        """Calls still running are cancelled."""
-        await self._channel.close()
+    async def close(self, grace_s: float | None = None) -> None:
+        """Calls still running then are cancelled."""
+        await self.line.close(grace_s)
 
     async def hello(self, hello: Hello) -> Hello:
         with self._blamed():
-            reply = await self._stub.Hello(messages.hello_to(hello), timeout=limits.CALL_S)
-            return messages.hello_from(reply)
+            return messages.hello_from(await self.line.hello(messages.hello_to(hello)))
 
     async def announce(self, announcement: Announcement) -> Announcement:
         with self._blamed():
-            request = messages.announcement_to(announcement)
-            reply = await self._stub.Announce(request, timeout=limits.CALL_S)
+            reply = await self.line.announce(messages.announcement_to(announcement))
             return messages.announcement_from(reply)
 
     async def fetch(
         self,
         manifest: Manifest,
         store: Store,
-        expected_header: bytes,
+        grid: Grid,
         on_progress: Progress = lambda done, total: None,
     ) -> Transfer:
-        """Bring the manifest's weights into the store, going on where an earlier fetch ended."""
-        started = _now()
-        if store.has(manifest.update.digest):
-            return Transfer(0, 0, 0.0)
-        with self._blamed():
-            call, incoming = await self._begin(manifest, store, expected_header)
-            first_chunk = incoming.next_chunk
+        """Bring the manifest's weights into the store, however often the line breaks.
+
+        What has arrived is kept, and asked for no more; a few breaks in a row without any progress
+        end it, and the next fetch of the same update goes on from there.
+        """
+        started, total, failures, here = _now(), Transfer(0, 0, 0.0), 0, 0
+        while not store.has(manifest.update.digest):
             try:
-                wire_bytes = await self._receive(call, incoming, on_progress)
-                await asyncio.to_thread(incoming.finish)
+                total += await self._fetch_once(manifest, store, grid, on_progress)
+            except _Cut as cut:
+                total += cut.moved
+                failures = 0 if cut.done_bytes > here else failures + 1
+                here = max(here, cut.done_bytes)
+                if failures > limits.FETCH_TRIES or cut.problem.reason not in _WORTH_TRYING_AGAIN:
+                    raise cut.problem from None
+                await asyncio.sleep(random.uniform(0, _pause_s(failures)))
+        return Transfer(total.raw_bytes, total.wire_bytes, _now() - started)
+
+    async def _fetch_once(
+        self, manifest: Manifest, store: Store, grid: Grid, on_progress: Progress
+    ) -> Transfer:
+        with opened_base(manifest, store) as base:
+            try:
+                with self._blamed():
+                    stream, incoming = await self._begin(manifest, store, base is not None)
+            except PeerUnreachable as problem:
+                raise _Cut(problem, Transfer(0, 0, 0.0), 0) from None
+            arrival = Arrival(incoming, grid, base, on_progress)
+            try:
+                with self._blamed():
+                    await self._receive(stream, arrival)
+                    await asyncio.to_thread(incoming.finish)
+            except PeerUnreachable as problem:
+                raise _Cut(problem, arrival.moved, incoming.done_bytes) from None
             finally:
-                call.cancel()
+                stream.cancel()
+                await arrival.settle()
                 # In a thread: it waits for one that still writes, or syncs, after a cancellation.
                 await asyncio.to_thread(incoming.close)
-        received = max(0, manifest.raw_bytes - first_chunk * CHUNK_BYTES)
-        return Transfer(received, wire_bytes, _now() - started)
+        return arrival.moved
 
     async def _begin(
-        self, manifest: Manifest, store: Store, expected_header: bytes
-    ) -> tuple[Call, Incoming]:
+        self, manifest: Manifest, store: Store, delta: bool
+    ) -> tuple[Stream, Incoming]:
         """Ask for what is missing, and open the file for it by the list that comes first."""
         digest = manifest.update.digest
         first_chunk = store.partial_chunks(digest, manifest.raw_bytes)
         while True:
-            call = self._stub.Fetch(messages.fetch_to(digest, first_chunk, False))
+            stream = self.line.fetch(messages.fetch_to(digest, first_chunk, delta))
             try:
-                piece = await self._read(call)
+                piece = await _read(stream)
                 if piece is None:
                     raise PeerUnreachable(self.peer, Reason.TRUNCATED, "sent nothing")
                 raw_bytes, chunk_digests = messages.list_from(piece)
                 if raw_bytes > manifest.raw_bytes:
                     raise ChunkRefused(Reason.TOO_LARGE, f"{raw_bytes} bytes are on offer")
-                incoming = await _opened(store, digest, raw_bytes, chunk_digests, expected_header)
+                incoming = await _opened(store, digest, raw_bytes, chunk_digests)
             except BaseException:
-                call.cancel()
+                stream.cancel()
                 raise
             if incoming.next_chunk == first_chunk:
-                return call, incoming
+                return stream, incoming
             # Only now is the partial file checked; it has less, or more, than its length said.
             first_chunk = incoming.next_chunk
             incoming.close()
-            call.cancel()
+            stream.cancel()
 
-    async def _receive(self, call: Call, incoming: Incoming, on_progress: Progress) -> int:
-        """Take the missing chunks; the next one is on its way while one is written."""
-        loop = asyncio.get_running_loop()
-        wire_bytes = 0
-        writing: asyncio.Future[None] = loop.create_future()
-        writing.set_result(None)
-        for due in range(incoming.next_chunk, incoming.chunks):
+    async def _receive(self, stream: Stream, arrival: Arrival) -> None:
+        """Take the missing chunks; some are decoded and written while the next are on their way."""
+        for due in arrival.missing:
             try:
-                frame = await self._frame(call, due)
-            finally:
-                # Also when the line breaks: what is wrong with a chunk outranks that.
-                await writing
-            on_progress(incoming.done_bytes, incoming.raw_bytes)
-            wire_bytes += len(frame)
-            writing = loop.run_in_executor(None, _take, incoming, frame)
-        await writing
-        on_progress(incoming.done_bytes, incoming.raw_bytes)
+                frame = await self._frame(stream, due)
+            except BaseException:
+                # What is wrong with a chunk that has come outranks that the line broke.
+                await arrival.taken()
+                raise
+            await arrival.take(due, frame)
+        await arrival.taken()
         # Every byte is here and verified: unless something follows, it does not matter how the
         # stream ends.
-        with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
-            if await self._read(call) is not None:
+        with contextlib.suppress(LineFailed, TimeoutError):
+            if await _read(stream) is not None:
                 raise ChunkRefused(Reason.TOO_LARGE, "more chunks than its list has")
-        return wire_bytes
 
-    async def _frame(self, call: Call, due: int) -> bytes:
+    async def _frame(self, stream: Stream, due: int) -> bytes:
         try:
-            piece = await self._read(call)
-        except grpc.aio.AioRpcError as error:
-            if error.code() not in _LINE_BROKE:
+            piece = await _read(stream)
+        except LineFailed as failure:
+            if failure.code not in _LINE_BROKE:
                 raise
             raise PeerUnreachable(
                 self.peer, Reason.TRUNCATED, f"the line broke before chunk {due}"
@@ -179,24 +170,18 @@ class PeerClient:
             )
         return messages.chunk_from(piece, due)
 
-    async def _read(self, call: Call) -> Message | None:
-        """The next piece, or None at the end of the stream."""
-        async with asyncio.timeout(limits.CHUNK_READ_S):
-            piece = await _unbroken(call.read())
-        return None if piece is grpc.aio.EOF else piece
-
     @contextlib.contextmanager
     def _blamed(self) -> Iterator[None]:
         """Everything that can go wrong with a peer, as an error that names the peer."""
         try:
             yield
-        except grpc.aio.AioRpcError as error:
-            raise explain(self.peer, self.address, error) from None
+        except LineFailed as failure:
+            raise explain(self.peer, self.line.address, failure.code, failure.details) from None
         except TimeoutError:
             raise PeerUnreachable(
                 self.peer, Reason.TIMEOUT, f"no chunk came for {limits.CHUNK_READ_S:.0f} s"
             ) from None
-        except messages.Malformed as error:
+        except (messages.Malformed, DecodeError) as error:
             raise PeerMisbehaved(self.peer, Reason.MALFORMED, str(error)) from None
         except (ChunkRefused, FrameRefused) as error:
             raise PeerMisbehaved(self.peer, error.reason, str(error)) from None
@@ -206,20 +191,24 @@ class PeerClient:
             ) from None
 
 
-async def _unbroken(read: Coroutine[Any, Any, Any]) -> Any:
-    """Await gRPC's read; if that is cancelled, the read itself goes on until its call ends.
+class _Cut(Exception):
+    """A fetch ended early; what it has brought is kept."""
 
-    gRPC frees a message only at the end of the read that receives it: one that is cancelled while
-    it waits leaks the next chunk, a megabyte each time.
-    """
-    reading = asyncio.get_running_loop().create_task(read)
-    # How a read ends that nobody awaits any more is no news.
-    reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    return await asyncio.shield(reading)
+    def __init__(self, problem: PeerError, moved: Transfer, done_bytes: int) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+        self.moved = moved
+        self.done_bytes = done_bytes
+
+
+async def _read(stream: Stream) -> Message | None:
+    """The next piece, or None at the end of the stream."""
+    async with asyncio.timeout(limits.CHUNK_READ_S):
+        return await stream.read()
 
 
 async def _opened(*arguments: Any) -> Incoming:
-    """Open in a thread, since the partial file is hashed; and close again if nobody waits."""
+    """Open in a thread, since a partial file is hashed; and close again if nobody waits."""
     opening = asyncio.get_running_loop().run_in_executor(None, Incoming.open, *arguments)
     try:
         return await asyncio.shield(opening)
@@ -233,9 +222,8 @@ def _close_late(opening: asyncio.Future[Incoming]) -> None:
         opening.result().close()
 
 
-def _take(incoming: Incoming, frame: bytes) -> None:
-    """In a thread: decompress, check and write one chunk."""
-    incoming.write(decode_chunk(frame, chunk_length(incoming.raw_bytes, incoming.next_chunk)))
+def _pause_s(failures: int) -> float:
+    return min(limits.FETCH_PAUSE_S * 2.0**failures, limits.FETCH_PAUSE_S_MAX)
 
 
 def _now() -> float:

@@ -6,8 +6,6 @@ with a text for its own developers; here the text chooses the sentence and nothi
 
 from __future__ import annotations
 
-import grpc
-import grpc.aio
 from grpc import StatusCode
 
 from lightyear_node.errors import PeerError, PeerMisbehaved, PeerRefusedUs, PeerUnreachable
@@ -38,6 +36,7 @@ _CONNECTING: tuple[tuple[str, Reason, str], ...] = (
         Reason.UNREACHABLE,
         "nothing listens at {address}: is the node running there?",
     ),
+    ("has not called us", Reason.UNREACHABLE, "it has no address, and has not called us lately"),
     ("resol", Reason.UNREACHABLE, "the name in {address} cannot be resolved"),
     ("andshake", Reason.UNREACHABLE, _HANDSHAKE),
     # A server that refuses our certificate hangs up without a word.
@@ -49,11 +48,11 @@ _CONNECTING: tuple[tuple[str, Reason, str], ...] = (
 _REASONS = {reason.value: reason for reason in Reason}
 
 
-def explain(peer: PeerName, address: str, error: grpc.aio.AioRpcError) -> PeerError:
-    code, said = error.code(), _quoted(error.details())
+def explain(peer: PeerName, address: str, code: StatusCode, details: str) -> PeerError:
+    said = _quoted(details)
     match code:
         case StatusCode.UNAVAILABLE:
-            reason, sentence = _connection(error.details() or "")
+            reason, sentence = _connection(details)
             return PeerUnreachable(peer, reason, sentence.format(address=address))
         case StatusCode.DEADLINE_EXCEEDED:
             return PeerUnreachable(peer, Reason.TIMEOUT, f"no answer from {address} in time")
@@ -83,14 +82,14 @@ def explain(peer: PeerName, address: str, error: grpc.aio.AioRpcError) -> PeerEr
 
 def _connection(details: str) -> tuple[Reason, str]:
     # Only while connecting; afterwards the same words mean that an established line broke.
-    if "connect" in details or "resol" in details:
+    if "connect" in details or "resol" in details or "has not called" in details:
         for words, reason, sentence in _CONNECTING:
             if words in details:
                 return reason, sentence
     return Reason.UNREACHABLE, "the connection to {address} broke"
 
 
-def _quoted(said: str | None) -> str:
+def _quoted(said: str) -> str:
     """A peer's words, fit for a log: one printable line."""
-    line = "".join(char if char.isprintable() else "?" for char in said or "")
+    line = "".join(char if char.isprintable() else "?" for char in said)
     return line[: limits.DETAIL_CHARS_MAX]

@@ -17,6 +17,8 @@ SMALL_MESSAGE_BYTES_MAX = 64 * KIB
 """All that a server ever receives: greetings, announcements, requests."""
 PIECE_BYTES_MAX = 2 * MIB
 """One chunk that does not compress, or the chunk list of the largest model, with room to spare."""
+LOOKAHEAD_BYTES = MIB
+"""One chunk on its way while one is being read: 80 Mbit/s where an answer takes 100 ms."""
 RAW_BYTES_MAX = 8 * GIB
 """No model is larger; its chunk list has 256 KiB."""
 CHUNKS_MAX = RAW_BYTES_MAX // CHUNK_BYTES
@@ -39,6 +41,10 @@ CHUNK_READ_S = 30.0
 model's size over the link's speed and nobody's fault."""
 CHUNK_WRITE_S = 30.0
 """A reader that takes longer for 1 MiB (35 kB/s) is slower than any link worth serving."""
+ASK_S = 5.0
+"""From the opening of a call to the end of its request, which is 64 KiB at most."""
+GIVE_UP_S = 1.0
+"""For the reader of a stalled stream to learn why it ends; then its connection is cut."""
 STOP_S = 2.0
 """Calls still running when the node stops get so long; a fetch that is cut resumes elsewhere."""
 
@@ -46,20 +52,45 @@ STOP_S = 2.0
 FETCHES_PER_PEER_MAX = 2
 """One, and one more while the server has not yet noticed that the first was cut."""
 FETCHES_MAX = 8
-"""Together they hold at most 8 x 3 chunks in memory."""
+"""Together they hold at most 8 x 4 chunks in memory.  There is room beyond it for as many peers as
+may be faulty, so that these cannot keep the others out by reading slowly."""
 CHUNKS_AHEAD = 2
-"""Compressed while one is being written: enough to keep the line busy."""
-CALLS_MAX = 4 * 64 + 16
-"""For the whole server: four calls of each of at most 64 peers, and some that are just ending."""
-ANNOUNCEMENTS_PER_S, ANNOUNCEMENTS_BURST = 2.0, 10
-"""A heartbeat takes 5 s, a state change adds a few; ten times that is a flood."""
+"""Encoded while one is being written: enough to keep the line busy."""
+CHUNKS_BEHIND = 2
+"""Received and not yet decoded, hashed and written: as many threads as pay on one line."""
+FETCHES_ISSUED_MAX = 4
+"""Updates pulled at the same time: enough to fill a link, few enough to keep memory flat.  Again
+with room beyond it for the faulty."""
+FETCH_TRIES = 3
+"""Broken lines in a row, without a chunk in between, before a fetch is given up until the next
+heartbeat.  A line that breaks after every chunk still brings the update."""
+FETCH_PAUSE_S, FETCH_PAUSE_S_MAX = 1.0, 30.0
+"""Before the second try, doubled for each further one; the pause is anything between nothing and
+that, so that peers cut off by the same failure do not come back at the same moment."""
+CALLS_PER_PEER_MAX = 4
+"""Of one kind at the same time: one, and some that the other side has given up already."""
+LENT_IDLE = 2
+"""Lines that a site without a port keeps open to every other: one for a fetch, one for the rest."""
+LENT_PER_PEER_MAX = 6
+"""Idle and used ones of a peer at the same time."""
+LENT_WAIT_S = 5.0
+"""For a line to a site without a port: it opens the next one as soon as one is used."""
+LENT_PAUSE_S_MAX = 5.0
+"""Before a line is opened again to a site that does not answer: about a heartbeat."""
+CALLS_MAX = 64 * 16
+"""For the whole server, as a last resort: what one peer may have open is limited before."""
+CALLS_PER_S, CALLS_BURST = 2.0, 10
+"""Of one kind and peer: a heartbeat takes 5 s, a state change adds a few; more is a flood."""
+STRIKES_MAX, STRIKES_S, COOL_DOWN_S = 10, 60.0, 300.0
+"""Ten messages within a minute that no honest site sends: nothing of that peer is even parsed for
+five minutes."""
 
 Options = tuple[tuple[str, int | str], ...]
 
 _BOTH: Options = (
-    # A partner that vanished without a word is noticed within 30 s.  `keepalive_timeout_ms` alone
-    # does nothing in this gRPC; `ping_timeout_ms` does.
-    ("grpc.keepalive_time_ms", 20_000),
+    # A partner that vanished without a word is noticed within 28 s, and so within 30.
+    # `keepalive_timeout_ms` alone does nothing in this gRPC; `ping_timeout_ms` does.
+    ("grpc.keepalive_time_ms", 18_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -67,17 +98,22 @@ _BOTH: Options = (
     # Metadata is not used at all; the defaults are 8 and 16 KiB.
     ("grpc.max_metadata_size", 4 * KIB),
     ("grpc.absolute_max_metadata_size", 8 * KIB),
-    # Retrying is the barrier's decision, once.
+    # Retrying is our own decision, and bounded.
     ("grpc.enable_retries", 0),
+    # How far a sender may run ahead of us: what is on its way when a line breaks is sent again, and
+    # what waits here takes memory.  Left alone, gRPC lets it grow to many megabytes.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
 )
 
 SERVER_OPTIONS: Options = (
     *_BOTH,
-    ("grpc.max_receive_message_length", SMALL_MESSAGE_BYTES_MAX),
+    # Chunks also come in, on the lines of a site without a port; requests are measured when read.
+    ("grpc.max_receive_message_length", PIECE_BYTES_MAX),
     ("grpc.max_send_message_length", PIECE_BYTES_MAX),
     # With port sharing on, a second daemon would silently take half of the calls.
     ("grpc.so_reuseport", 0),
-    # Per connection: two fetches, an announcement and a greeting are four.
+    # Per connection: two fetches, an announcement, a greeting and six lent lines are ten.
     ("grpc.max_concurrent_streams", 16),
     # Sockets that connect and say nothing; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
@@ -93,7 +129,7 @@ SERVER_OPTIONS: Options = (
 CHANNEL_OPTIONS: Options = (
     *_BOTH,
     ("grpc.max_receive_message_length", PIECE_BYTES_MAX),
-    ("grpc.max_send_message_length", SMALL_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", PIECE_BYTES_MAX),
     # Peers are reached directly or not at all; through a proxy even loopback would fail.
     ("grpc.enable_http_proxy", 0),
     # A peer that comes back is found at the next heartbeat; the default waits up to two minutes.

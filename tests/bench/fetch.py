@@ -15,6 +15,7 @@ import os
 import random
 import re
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,10 +38,13 @@ from lightyear_node.records import (
 )
 from lightyear_node.store import Store
 from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.server import ExchangeServer, Offer
+from lightyear_node.transport.codec import Grid
+from lightyear_node.transport.lines import Direct
+from lightyear_node.transport.outbox import Offer
+from lightyear_node.transport.server import ExchangeServer
+from lightyear_node.transport.service import Service
 
 MB = 1_000_000
-HEADER = b"\x08\0\0\0\0\0\0\0{}      "
 
 
 class Host:
@@ -58,7 +62,7 @@ class Host:
     async def offer(self, peer: PeerName, digest: Digest) -> Offer | None:
         path = self._store.path(digest)
         hashes = await asyncio.to_thread(self._store.chunk_digests, digest)
-        return Offer(path, path.stat().st_size, hashes)
+        return Offer(digest, path, hashes, grid_of(path.stat().st_size))
 
     def served(self, peer: PeerName, transfer: Transfer) -> None:
         pass
@@ -67,12 +71,21 @@ class Host:
         raise SystemExit(f"{peer} was denied: {reason}")
 
 
+def grid_of(raw_bytes: int) -> Grid:
+    """Of a file of exactly so many bytes: one tensor of float32 after a header of 128 bytes."""
+    size = raw_bytes - 128
+    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    text = json.dumps({"w": entry}).encode().ljust(120)
+    return Grid(struct.pack("<Q", len(text)) + text)
+
+
 def write_weights(path: Path, raw_bytes: int) -> None:
     """Normally distributed float32 values: mantissas that do not compress, exponents that do."""
     values = random.Random(7)
     with path.open("wb") as file:
-        file.write(HEADER)
-        left = raw_bytes - len(HEADER)
+        header = grid_of(raw_bytes).header
+        file.write(header)
+        left = raw_bytes - len(header)
         block = _floats(values, 1 << 18)
         while left > 0:
             # The same million values, rotated, so that making them does not outlast the bench.
@@ -97,7 +110,9 @@ async def serve(home: Path) -> None:
     identity = Identity.load(home / "a")
     certificate = Certificate.parse((home / "b.der").read_bytes())
     store = Store(home / "offered")
-    server = ExchangeServer(identity, {PeerName("site-b"): [certificate]}, Host(store))
+    host = Host(store)
+    service = Service(host, home)
+    server = ExchangeServer(identity, {PeerName("site-b"): [certificate]}, service, host)
     print(await server.start("127.0.0.1:0"), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     print(json.dumps(spent()), flush=True)
@@ -110,11 +125,12 @@ async def fetch(home: Path, port: int, digest: Digest, raw_bytes: int, repeats: 
     certificate = Certificate.parse((home / "a.der").read_bytes())
     update = Update(PeerName("site-a"), Generation(0), Round(0), digest)
     manifest = Manifest("bench", update, 0, Digest("0" * 64), raw_bytes, 0)
-    client = PeerClient(PeerName("site-a"), f"127.0.0.1:{port}", [certificate], identity)
+    peer = PeerName("site-a")
+    client = PeerClient(peer, Direct(peer, f"127.0.0.1:{port}", [certificate], identity))
     transfers = []
     for _ in range(repeats):
         store = Store(home / "fetched")
-        transfers.append(await client.fetch(manifest, store, HEADER))
+        transfers.append(await client.fetch(manifest, store, grid_of(raw_bytes)))
         store.retain(set())
     await client.close()
     seconds = [transfer.seconds for transfer in transfers]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
+import struct
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -13,6 +16,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from lightyear_node.identity import BACKDATED, LIFETIME, Identity, make_identity
 from lightyear_node.records import (
@@ -29,7 +33,11 @@ from lightyear_node.records import (
 )
 from lightyear_node.store import tree_digest
 from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.server import ExchangeServer, Offer, Pins
+from lightyear_node.transport.codec import Grid
+from lightyear_node.transport.lines import Direct
+from lightyear_node.transport.outbox import Offer
+from lightyear_node.transport.server import ExchangeServer, Pins
+from lightyear_node.transport.service import Service
 from lightyear_node.v1 import exchange_pb2_grpc
 
 NOW = datetime.now(UTC)
@@ -38,8 +46,33 @@ A_RENEWED, B_RENEWED = make_identity("site-a", NOW), make_identity("site-b", NOW
 B_EXPIRED = make_identity("site-b", NOW - LIFETIME - BACKDATED)
 STRANGER = make_identity("site-b", NOW)
 
-HEADER = b"\x10\0\0\0\0\0\0\0" + b'{"w":"float32"} '
-CONTENT = HEADER + os.urandom(5 * CHUNK_BYTES + 1234)
+ELEMENTS = (5 * CHUNK_BYTES + 1236) // 4
+
+
+def header_of(name: str, elements: int, dtype: str = "F32", width: int = 4) -> bytes:
+    """The beginning of a weights file with one tensor."""
+    entry = {"dtype": dtype, "shape": [elements], "data_offsets": [0, width * elements]}
+    text = json.dumps({name: entry}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def near(content: bytes, header: bytes) -> bytes:
+    """The weights of a round before: every element a small step away."""
+    values = np.frombuffer(content, np.uint32, offset=len(header))
+    return header + (values + np.arange(len(values), dtype=np.uint32) % 1000).tobytes()
+
+
+def frame_of(*planes: tuple[int, bytes], kind: int = 0) -> bytes:
+    """A chunk's frame, part by part: kind, then for each plane its method and its bytes."""
+    return bytes([kind]) + b"".join(
+        struct.pack("<BI", method, len(packed)) + packed for method, packed in planes
+    )
+
+
+HEADER = header_of("w", ELEMENTS)
+GRID = Grid(HEADER)
+CONTENT = HEADER + os.urandom(4 * ELEMENTS)
 CHUNKS = [CONTENT[i : i + CHUNK_BYTES] for i in range(0, len(CONTENT), CHUNK_BYTES)]
 HASHES = tuple(hashlib.sha256(chunk).digest() for chunk in CHUNKS)
 DIGEST = tree_digest(len(CONTENT), HASHES)
@@ -112,11 +145,9 @@ class FakeHost:
                 await self.changed.wait()
 
 
-def offering(path: Path, content: bytes = CONTENT) -> dict[Digest, Offer]:
-    path.write_bytes(content)
-    chunks = [content[i : i + CHUNK_BYTES] for i in range(0, len(content), CHUNK_BYTES)]
-    hashes = tuple(hashlib.sha256(chunk).digest() for chunk in chunks)
-    return {tree_digest(len(content), hashes): Offer(path, len(content), hashes)}
+def offering(path: Path, base: Path | None = None) -> dict[Digest, Offer]:
+    path.write_bytes(CONTENT)
+    return {DIGEST: Offer(DIGEST, path, HASHES, GRID, base)}
 
 
 def pins(*identities: Identity) -> Pins:
@@ -130,12 +161,15 @@ def pins(*identities: Identity) -> Pins:
 async def serving(
     host: FakeHost, identity: Identity = A, peers: Iterable[Identity] = (B, C)
 ) -> AsyncIterator[tuple[ExchangeServer, str]]:
-    server = ExchangeServer(identity, pins(*peers), host)
-    port = await server.start("127.0.0.1:0")
-    try:
-        yield server, f"127.0.0.1:{port}"
-    finally:
-        await server.stop()
+    with tempfile.TemporaryDirectory() as scratch:
+        service = Service(host, Path(scratch))
+        server = ExchangeServer(identity, pins(*peers), service, host)
+        port = await server.start("127.0.0.1:0")
+        try:
+            yield server, f"127.0.0.1:{port}"
+        finally:
+            await server.stop()
+            service.close()
 
 
 @asynccontextmanager
@@ -145,7 +179,7 @@ async def calling(
     """A client of the site at `address`, whom it knows by the certificates of `pinned`."""
     first, *rest = pinned
     certificates = [one.certificate for one in (first, *rest)]
-    client = PeerClient(first.name, address, certificates, identity)
+    client = PeerClient(first.name, Direct(first.name, address, certificates, identity))
     try:
         yield client
     finally:
@@ -158,7 +192,12 @@ async def raw_stub(address: str, identity: Identity | None = B) -> AsyncIterator
     key = identity.tls_key_pem if identity else None
     chain = identity.certificate.pem if identity else None
     credentials = grpc.ssl_channel_credentials(A.certificate.pem, key, chain)
-    options = (("grpc.ssl_target_name_override", "site-a"), ("grpc.enable_http_proxy", 0))
+    options = (
+        ("grpc.ssl_target_name_override", "site-a"),
+        ("grpc.enable_http_proxy", 0),
+        # What nobody reads stays with the sender.
+        ("grpc.http2.bdp_probe", 0),
+    )
     async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
         yield exchange_pb2_grpc.ExchangeStub(channel)
 

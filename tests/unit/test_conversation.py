@@ -29,6 +29,8 @@ from lightyear_node.records import (
     Update,
 )
 
+from .sites import GRID
+
 NOW = datetime.now(UTC)
 IDENTITIES = {name: make_identity(name, NOW) for name in ("site-a", "site-b", "site-c")}
 SCHEMA, MODEL = Digest("5" * 64), Digest("6" * 64)
@@ -54,8 +56,7 @@ class Side:
             agreement=Digest("1" * 64),
             schema=SCHEMA,
             initial_model=MODEL,
-            header=b"",
-            raw_bytes=1000,
+            grid=GRID,
             boot_id=f"boot-{name}",
         )
         self.facts = replace(facts, **changed)  # type: ignore[arg-type]
@@ -76,7 +77,7 @@ class Side:
 
     def seal(self, round: int = 4, **changed: object) -> SignedManifest:
         update = Update(self.identity.name, Generation(0), Round(round), Digest(f"{round:064x}"))
-        manifest = Manifest("ward", update, 1, SCHEMA, 1000, 10)
+        manifest = Manifest("ward", update, 1, SCHEMA, GRID.raw_bytes, 10)
         self.latest = self.identity.sign_manifest(replace(manifest, **changed))  # type: ignore[arg-type]
         return self.latest
 

@@ -18,27 +18,30 @@ import zstandard
 from lightyear_node.errors import (
     PeerError,
     PeerMisbehaved,
-    PeerRefusedUs,
     PeerUnreachable,
     StoreError,
 )
 from lightyear_node.records import CHUNK_BYTES, Reason
 from lightyear_node.store import Incoming, Store
 from lightyear_node.transport import limits
-from lightyear_node.transport.codec import encode_chunk
+from lightyear_node.transport.codec import Grid, encode_chunk
 from lightyear_node.v1 import exchange_pb2 as pb
 
 from .sites import (
     CHUNKS,
     CONTENT,
     DIGEST,
+    ELEMENTS,
+    GRID,
     HASHES,
-    HEADER,
     MANIFEST,
+    A,
     B,
     C,
     FakeHost,
     calling,
+    frame_of,
+    header_of,
     hostile,
     offering,
     pins,
@@ -46,8 +49,14 @@ from .sites import (
     serving,
 )
 
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FETCH_PAUSE_S", 0.02)
+
+
 Fetch = Callable[[Any, Any], Awaitable[None]]
-FRAMES = [encode_chunk(chunk) for chunk in CHUNKS]
+FRAMES = [encode_chunk(GRID, index, chunk) for index, chunk in enumerate(CHUNKS)]
 LAST = len(CHUNKS) - 1
 
 
@@ -69,13 +78,13 @@ def sending(*pieces: Any) -> Fetch:
     return fetch
 
 
-def fetched_from(fetch: Fetch, store: Store, header: bytes = HEADER) -> PeerError:
+def fetched_from(fetch: Fetch, store: Store, grid: Grid = GRID) -> PeerError:
     """The error with which a fetch from a hostile peer ends."""
 
     async def scenario() -> PeerError:
         async with hostile(fetch) as address, calling(address) as client:
             with pytest.raises(PeerError) as caught:
-                await client.fetch(MANIFEST, store, header)
+                await client.fetch(MANIFEST, store, grid)
         return caught.value
 
     return asyncio.run(scenario())
@@ -90,10 +99,10 @@ def test_an_update_arrives_whole(tmp_path: Path) -> None:
         progress: list[tuple[int, int]] = []
         async with serving(host) as (_, address), calling(address) as client:
             transfer = await client.fetch(
-                MANIFEST, store, HEADER, lambda done, total: progress.append((done, total))
+                MANIFEST, store, GRID, lambda done, total: progress.append((done, total))
             )
             await host.until(lambda: len(host.transfers) == 1)
-            again = await client.fetch(MANIFEST, store, HEADER)
+            again = await client.fetch(MANIFEST, store, GRID)
         assert store.path(DIGEST).read_bytes() == CONTENT
         assert transfer.raw_bytes == len(CONTENT)
         assert transfer.wire_bytes == sum(map(len, FRAMES))
@@ -116,7 +125,7 @@ def test_a_file_deleted_while_it_is_sent_still_arrives(tmp_path: Path) -> None:
             await client.fetch(
                 MANIFEST,
                 store,
-                HEADER,
+                GRID,
                 lambda done, total: (tmp_path / "offered").unlink(missing_ok=True),
             )
         assert store.verify(DIGEST)
@@ -128,7 +137,7 @@ def test_what_is_not_offered_is_said_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(FakeHost()) as (_, address), calling(address) as client:
             with pytest.raises(PeerUnreachable, match="no longer offers") as caught:
-                await client.fetch(MANIFEST, Store(tmp_path), HEADER)
+                await client.fetch(MANIFEST, Store(tmp_path), GRID)
         assert caught.value.reason is Reason.STALE_ROUND
 
     asyncio.run(scenario())
@@ -144,7 +153,7 @@ def test_a_damaged_file_at_the_sender_ends_the_stream(
             file.truncate(2 * CHUNK_BYTES + 5)
         async with serving(host) as (_, address), calling(address) as client:
             with pytest.raises(PeerUnreachable, match="chunk 2") as caught:
-                await client.fetch(MANIFEST, store, HEADER)
+                await client.fetch(MANIFEST, store, GRID)
         assert caught.value.reason is Reason.TRUNCATED
         assert "chunk 2 of a stored update" in caplog.text
 
@@ -160,7 +169,8 @@ def test_a_cut_transfer_goes_on_at_the_next_chunk(tmp_path: Path, cut: int, abru
     store = Store(tmp_path / "store")
 
     async def cutting(request: Any, context: Any) -> None:
-        await sending(listed(), *(chunk(i) for i in range(cut)))(request, context)
+        chunks = (chunk(i) for i in range(request.first_chunk, cut))
+        await sending(listed(), *chunks)(request, context)
         if abruptly:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
@@ -174,7 +184,7 @@ def test_a_cut_transfer_goes_on_at_the_next_chunk(tmp_path: Path, cut: int, abru
         # Another life of the receiver, another connection.
         host, fresh = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / "store")
         async with serving(host) as (_, address), calling(address) as client:
-            transfer = await client.fetch(MANIFEST, fresh, HEADER)
+            transfer = await client.fetch(MANIFEST, fresh, GRID)
             await host.until(lambda: len(host.transfers) == 1)
         rest = len(CONTENT) - cut * CHUNK_BYTES
         assert transfer.raw_bytes == rest
@@ -190,7 +200,7 @@ def test_a_part_that_was_complete_needs_only_its_name(tmp_path: Path) -> None:
         host, store = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / "store")
         (store.folder / f"{DIGEST}.part").write_bytes(CONTENT)
         async with serving(host) as (_, address), calling(address) as client:
-            transfer = await client.fetch(MANIFEST, store, HEADER)
+            transfer = await client.fetch(MANIFEST, store, GRID)
         assert (transfer.raw_bytes, transfer.wire_bytes) == (0, 0)
         assert store.verify(DIGEST)
 
@@ -204,7 +214,7 @@ def test_a_damaged_part_is_fetched_from_the_damage_on(tmp_path: Path) -> None:
         damaged[CHUNK_BYTES + 9] ^= 1
         (store.folder / f"{DIGEST}.part").write_bytes(damaged)
         async with serving(host) as (_, address), calling(address) as client:
-            transfer = await client.fetch(MANIFEST, store, HEADER)
+            transfer = await client.fetch(MANIFEST, store, GRID)
         assert transfer.raw_bytes == len(CONTENT) - CHUNK_BYTES
         assert store.verify(DIGEST)
 
@@ -235,7 +245,7 @@ def test_slowness_does_not_end_a_fetch(tmp_path: Path, monkeypatch: pytest.Monke
     async def scenario() -> None:
         store = Store(tmp_path)
         async with hostile(slow) as address, calling(address) as client:
-            transfer = await client.fetch(MANIFEST, store, HEADER)
+            transfer = await client.fetch(MANIFEST, store, GRID)
         assert transfer.seconds > limits.CHUNK_READ_S
         assert store.verify(DIGEST)
 
@@ -254,7 +264,7 @@ def test_a_peer_that_never_ends_the_stream_gains_nothing(
     async def scenario() -> None:
         store = Store(tmp_path)
         async with hostile(endless) as address, calling(address) as client:
-            await client.fetch(MANIFEST, store, HEADER)
+            await client.fetch(MANIFEST, store, GRID)
         assert store.verify(DIGEST)
 
     asyncio.run(scenario())
@@ -275,7 +285,7 @@ def test_a_cancelled_fetch_is_cancelled_and_can_be_resumed(tmp_path: Path) -> No
                     client.fetch(
                         MANIFEST,
                         store,
-                        HEADER,
+                        GRID,
                         lambda done, total: begun.set() if done else None,
                     )
                 )
@@ -285,7 +295,7 @@ def test_a_cancelled_fetch_is_cancelled_and_can_be_resumed(tmp_path: Path) -> No
             assert task.cancelled()
         assert store.partial_chunks(DIGEST, len(CONTENT)) >= 1
         async with serving(host) as (_, address), calling(address) as client:
-            transfer = await client.fetch(MANIFEST, store, HEADER)
+            transfer = await client.fetch(MANIFEST, store, GRID)
         assert transfer.raw_bytes < len(CONTENT)
         assert store.verify(DIGEST)
 
@@ -309,7 +319,7 @@ def test_a_fetch_cancelled_while_it_opens_its_file_gives_it_back(
         host, store = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / "store")
         async with serving(host) as (_, address), calling(address) as client:
             async with asyncio.TaskGroup() as tasks:
-                task = tasks.create_task(client.fetch(MANIFEST, store, HEADER))
+                task = tasks.create_task(client.fetch(MANIFEST, store, GRID))
                 assert await asyncio.to_thread(opening.wait, 20)
                 task.cancel()
             assert task.cancelled()
@@ -318,15 +328,16 @@ def test_a_fetch_cancelled_while_it_opens_its_file_gives_it_back(
                 while not store.has(DIGEST):
                     # Until the first has closed its file, it is said to be arriving.
                     with contextlib.suppress(PeerUnreachable):
-                        await client.fetch(MANIFEST, store, HEADER)
+                        await client.fetch(MANIFEST, store, GRID)
 
     asyncio.run(scenario())
 
 
 def test_cancelled_fetches_leave_no_memory_behind(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC would leak a chunk for every read that is abandoned half-way."""
+    monkeypatch.setattr(limits, "CALLS_BURST", 1000)
 
     def resident_bytes() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -339,7 +350,7 @@ def test_cancelled_fetches_leave_no_memory_behind(
                 begun = asyncio.Event()
                 async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
                     task = tasks.create_task(
-                        client.fetch(MANIFEST, store, HEADER, lambda *_, begun=begun: begun.set())
+                        client.fetch(MANIFEST, store, GRID, lambda *_, begun=begun: begun.set())
                     )
                     await begun.wait()
                     task.cancel()
@@ -364,38 +375,46 @@ def test_one_content_from_two_peers_is_fetched_once(tmp_path: Path) -> None:
         async with hostile(held) as address, calling(address) as one, calling(address) as two:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(
-                    one.fetch(MANIFEST, store, HEADER, lambda done, total: first_has_begun.set())
+                    one.fetch(MANIFEST, store, GRID, lambda done, total: first_has_begun.set())
                 )
                 async with asyncio.timeout(20):
                     await first_has_begun.wait()
                 with pytest.raises(PeerUnreachable, match="from another peer"):
-                    await two.fetch(MANIFEST, store, HEADER)
+                    await two.fetch(MANIFEST, store, GRID)
                 may_go_on.set()
-            assert (await two.fetch(MANIFEST, store, HEADER)).raw_bytes == 0
+            assert (await two.fetch(MANIFEST, store, GRID)).raw_bytes == 0
         assert store.verify(DIGEST)
 
     asyncio.run(scenario())
 
 
-def test_withdrawing_the_pin_ends_a_transfer_that_is_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_withdrawing_the_pin_ends_a_transfer_that_is_under_way(tmp_path: Path) -> None:
     async def scenario() -> None:
         host, store = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / "store")
         async with serving(host, peers=(B, C)) as (server, address), calling(address, B) as client:
 
-            def withdraw_then_encode(raw: bytes) -> bytes:
-                server.pin(pins(C))
-                return encode_chunk(raw)
+            def withdraw(done: int, total: int) -> None:
+                if done == CHUNK_BYTES:
+                    server.admit(A, pins(C))
 
-            monkeypatch.setattr(
-                "lightyear_node.transport.server.encode_chunk", withdraw_then_encode
-            )
-            with pytest.raises(PeerRefusedUs, match=r"not in their peers\.yaml"):
-                await client.fetch(MANIFEST, store, HEADER)
-        assert host.denials == [("unknown_peer", None)]
+            # The connection is cut, and with the old certificate there is no other.
+            with pytest.raises(PeerUnreachable):
+                await client.fetch(MANIFEST, store, GRID, withdraw)
         assert host.transfers == []
-        assert store.partial_chunks(DIGEST, len(CONTENT)) == 0
+        assert not store.has(DIGEST)
+
+    asyncio.run(scenario())
+
+
+def test_withdrawing_the_pin_of_a_stalled_reader_frees_its_place_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        host = FakeHost(offering(tmp_path / "offered"))
+        async with serving(host, peers=(B, C)) as (server, address), raw_stub(address, B) as stub:
+            call = stub.Fetch(pb.FetchRequest(digest=bytes.fromhex(DIGEST)))
+            await call.read()  # the list, and then no more
+            server.admit(A, pins(C))
+            async with asyncio.timeout(1):
+                assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
     asyncio.run(scenario())
 
@@ -416,7 +435,8 @@ def test_a_chunk_that_does_not_exist_cannot_be_asked_for(tmp_path: Path) -> None
 # -- a hostile member -----------------------------------------------------------------------------
 
 SWAPPED = b"".join((HASHES[1], HASHES[0], *HASHES[2:]))
-BOMB = zstandard.compress(bytes(256 << 20))
+BOMB = frame_of(*[(1, zstandard.compress(bytes(256 << 20)))] * 4)
+OTHER = encode_chunk(GRID, 0, CHUNKS[1])
 
 
 @pytest.mark.parametrize(
@@ -432,7 +452,7 @@ BOMB = zstandard.compress(bytes(256 << 20))
         pytest.param([listed(), pb.Piece()], Reason.MALFORMED, id="empty piece"),
         pytest.param([listed(), chunk(1)], Reason.MALFORMED, id="out of order"),
         pytest.param([listed(), chunk(0), chunk(0)], Reason.MALFORMED, id="repeated"),
-        pytest.param([listed(), chunk(0, FRAMES[1])], Reason.CHECKSUM, id="other chunk"),
+        pytest.param([listed(), chunk(0, OTHER)], Reason.CHECKSUM, id="other chunk"),
         pytest.param([listed(), chunk(0), chunk(1, BOMB)], Reason.TOO_LARGE, id="bomb"),
         pytest.param(
             [listed(), chunk(0, FRAMES[0] + b"x")], Reason.MALFORMED, id="garbage after frame"
@@ -463,7 +483,7 @@ def test_what_a_hostile_member_sends_is_refused_by_name(
 
 def test_a_bad_chunk_outranks_the_broken_line_behind_it(tmp_path: Path) -> None:
     async def bad_then_gone(request: Any, context: Any) -> None:
-        await sending(listed(), chunk(0, FRAMES[1]))(request, context)
+        await sending(listed(), chunk(0, OTHER))(request, context)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
     error = fetched_from(bad_then_gone, Store(tmp_path))
@@ -471,13 +491,15 @@ def test_a_bad_chunk_outranks_the_broken_line_behind_it(tmp_path: Path) -> None:
     assert error.reason is Reason.CHECKSUM
 
 
-def test_another_header_is_refused_and_not_kept(tmp_path: Path) -> None:
+def test_weights_of_another_header_never_pass_for_ours(tmp_path: Path) -> None:
+    """The header does not even travel: with ours in its place the chunk has another hash."""
     store = Store(tmp_path)
     pieces = [listed(), *map(chunk, range(LAST + 1))]
-    error = fetched_from(sending(*pieces), store, header=HEADER[:-1] + b"!")
+    error = fetched_from(sending(*pieces), store, grid=Grid(header_of("v", ELEMENTS)))
     assert isinstance(error, PeerMisbehaved)
-    assert error.reason is Reason.SCHEMA_MISMATCH
-    assert list(tmp_path.iterdir()) == []
+    assert error.reason is Reason.CHECKSUM
+    assert not store.has(DIGEST)
+    assert store.partial_chunks(DIGEST, len(CONTENT)) == 0
 
 
 def test_nothing_at_all_is_a_broken_line(tmp_path: Path) -> None:
@@ -492,6 +514,6 @@ def test_a_disk_error_is_ours_and_not_the_peers(tmp_path: Path) -> None:
         (store.folder / f"{DIGEST}.part").mkdir()
         async with serving(host) as (_, address), calling(address) as client:
             with pytest.raises(StoreError):
-                await client.fetch(MANIFEST, store, HEADER)
+                await client.fetch(MANIFEST, store, GRID)
 
     asyncio.run(scenario())

@@ -22,11 +22,14 @@ from lightyear_node.errors import (
 from lightyear_node.records import Announcement, PeerName, Reason, Round, SignedManifest
 from lightyear_node.store import Store
 from lightyear_node.transport import limits
+from lightyear_node.transport.borrowing import LentLines
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.doorway import Doorway
 from lightyear_node.transport.failures import explain
 from lightyear_node.transport.limits import TokenBucket
-from lightyear_node.transport.server import ExchangeServer, _Exchange
+from lightyear_node.transport.lines import Direct
+from lightyear_node.transport.server import ExchangeServer, _Calls
+from lightyear_node.transport.service import Service
 from lightyear_node.v1 import exchange_pb2 as pb
 from lightyear_node.v1 import exchange_pb2_grpc
 
@@ -34,7 +37,8 @@ from .sites import (
     A_RENEWED,
     B_EXPIRED,
     B_RENEWED,
-    HEADER,
+    DIGEST,
+    GRID,
     HELLO,
     MANIFEST,
     QUIET,
@@ -104,12 +108,10 @@ def test_pins_are_replaced_without_restart() -> None:
         host = FakeHost()
         async with serving(host, peers=(B,)) as (server, address), calling(address, B) as old:
             await old.hello(HELLO)
-            server.pin(pins(C))
-            # The connection is still open; the call is refused all the same.
-            with pytest.raises(PeerRefusedUs, match=r"not in their peers\.yaml") as caught:
+            server.admit(A, pins(C))
+            # Its connection was cut, and it does not get another.
+            with pytest.raises(PeerUnreachable):
                 await old.hello(HELLO)
-            assert caught.value.reason is Reason.IDENTITY
-            assert host.denials == [("unknown_peer", None)]
             async with calling(address, C) as new:
                 await new.hello(HELLO)
             async with calling(address, B) as again:
@@ -120,9 +122,43 @@ def test_pins_are_replaced_without_restart() -> None:
     asyncio.run(scenario())
 
 
+def test_a_connection_that_outlives_its_pin_is_refused_at_every_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Should cutting fail, as where the system does not show a process its sockets."""
+    monkeypatch.setattr("lightyear_node.transport.server.cut", lambda connection: False)
+
+    async def scenario() -> None:
+        host = FakeHost()
+        async with serving(host, peers=(B,)) as (server, address), calling(address, B) as old:
+            await old.hello(HELLO)
+            server.admit(A, pins(C))
+            with pytest.raises(PeerRefusedUs, match=r"not in their peers\.yaml") as caught:
+                await old.hello(HELLO)
+            assert caught.value.reason is Reason.IDENTITY
+            assert host.denials == [("unknown_peer", None)]
+
+    asyncio.run(scenario())
+
+
+def test_our_own_certificate_is_renewed_without_restart() -> None:
+    async def scenario() -> None:
+        async with (
+            serving(FakeHost()) as (server, address),
+            calling(address, pinned=(A,)) as old,
+            calling(address, pinned=(A_RENEWED,)) as new,
+        ):
+            await old.hello(HELLO)
+            server.admit(A_RENEWED, pins(B, C))
+            await old.hello(HELLO)  # a running connection goes on
+            await new.hello(HELLO)
+
+    asyncio.run(scenario())
+
+
 def test_nobody_pinned_is_not_everybody_trusted() -> None:
     with pytest.raises(ConfigError, match="no peer"):
-        ExchangeServer(A, {}, FakeHost())
+        ExchangeServer(A, {}, Service(FakeHost(), Path()), FakeHost())
 
 
 # -- everybody else -------------------------------------------------------------------------------
@@ -188,7 +224,8 @@ def test_a_pinned_certificate_speaks_only_for_its_own_name() -> None:
 
     async def scenario() -> None:
         async with serving(FakeHost(), C, peers=(B,)) as (_, address):
-            mixed = PeerClient(PeerName("site-a"), address, [C.certificate], B)
+            site_a = PeerName("site-a")
+            mixed = PeerClient(site_a, Direct(site_a, address, [C.certificate], B))
             with pytest.raises(PeerUnreachable, match="another certificate"):
                 await mixed.hello(HELLO)
             await mixed.close()
@@ -217,12 +254,12 @@ def test_old_tls_is_refused_where_grpc_tells_it() -> None:
 
     async def scenario() -> None:
         host = FakeHost()
-        exchange = _Exchange(host, Doorway(10.0))
-        exchange.pin(pins(B))
+        calls = _Calls(Service(host, Path()), host, Doorway(10.0), LentLines())
+        calls.admit(pins(B))
         pem = B.certificate.pem
         for context in (Context(x509_pem_cert=pem, ssl_tls_version=b"TLSv1.2"), Context()):
             with pytest.raises(Ended):
-                await exchange.Hello(pb.Greeting(), context)
+                await calls._fetch(None, context)
             assert context.code is grpc.StatusCode.PERMISSION_DENIED
         assert host.denials == [("old_tls", "site-b"), ("unknown_peer", None)]
         assert host.heard == []
@@ -316,12 +353,16 @@ def test_malformed_messages_are_refused_before_the_host_hears_them() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Fetch(pb.FetchRequest(digest=b"../../etc/passwd")).read()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            # Too large to be received at all.
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Announce(pb.Announcement(phase="x" * 70_000))
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            # Too large to be parsed, and too large to be received at all.
+            for size, code in (
+                (70_000, grpc.StatusCode.INVALID_ARGUMENT),
+                (3 << 20, grpc.StatusCode.RESOURCE_EXHAUSTED),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Announce(pb.Announcement(phase="x" * size))
+                assert caught.value.code() is code
         assert host.heard == []
-        assert host.denials == [("malformed", "site-b")] * 5
+        assert host.denials == [("malformed", "site-b")] * 7
 
     asyncio.run(scenario())
 
@@ -377,7 +418,7 @@ def test_a_peers_words_are_fit_for_a_log() -> None:
 
 def test_a_flood_of_announcements_is_stemmed_for_that_peer_alone() -> None:
     async def flood(client: PeerClient) -> None:
-        for _ in range(limits.ANNOUNCEMENTS_BURST * 5):
+        for _ in range(limits.CALLS_BURST * 5):
             await client.announce(QUIET)
 
     async def scenario() -> None:
@@ -387,7 +428,7 @@ def test_a_flood_of_announcements_is_stemmed_for_that_peer_alone() -> None:
             calling(address, B) as b,
             calling(address, C) as c,
         ):
-            for _ in range(limits.ANNOUNCEMENTS_BURST):
+            for _ in range(limits.CALLS_BURST):
                 await b.announce(QUIET)
             with pytest.raises(PeerUnreachable, match="busy"):
                 await flood(b)
@@ -410,7 +451,7 @@ def test_streams_are_limited_per_peer_and_in_all(
     monkeypatch.setattr(limits, "FETCHES_MAX", 3)
 
     async def scenario() -> None:
-        host = FakeHost(offering(tmp_path / "offered", HEADER))
+        host = FakeHost(offering(tmp_path / "offered"))
         request = pb.FetchRequest(digest=bytes.fromhex(next(iter(host.offers))))
         gate = asyncio.Event()
         host.gates["offer"] = gate
@@ -439,13 +480,12 @@ def test_a_reader_that_does_not_read_blocks_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(limits, "CHUNK_WRITE_S", 0.3)
+    monkeypatch.setattr(limits, "GIVE_UP_S", 0.2)
     monkeypatch.setattr(limits, "FETCHES_MAX", 2)
-    # Zeros would fit compressed into the line's own buffers.
-    monkeypatch.setattr("lightyear_node.transport.server.encode_chunk", bytes)
 
     async def scenario() -> None:
-        host = FakeHost(offering(tmp_path / "offered", HEADER + bytes(64 << 20)))
-        request = pb.FetchRequest(digest=bytes.fromhex(next(iter(host.offers))))
+        host = FakeHost(offering(tmp_path / "offered"))
+        request = pb.FetchRequest(digest=bytes.fromhex(DIGEST))
         async with (
             serving(host) as (_, address),
             raw_stub(address, C) as other,
@@ -454,14 +494,14 @@ def test_a_reader_that_does_not_read_blocks_only_itself(
             lazy = [stub.Fetch(request), stub.Fetch(request)]
             for call in lazy:
                 await call.read()
-            await host.until(lambda: host.denials == [("slow_reader", "site-b")] * 2)
-            # All common places are free again; its own are not, until it reads.
-            assert await _status(stub.Fetch(request)) is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert await other.Fetch(request).read() is not grpc.aio.EOF
-            assert await _status(lazy[0]) is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert await stub.Fetch(request).read() is not grpc.aio.EOF
-            # The others hang up without having read.
-        assert host.transfers == []
+            await host.until(lambda: ("slow_reader", "site-b") in host.denials)
+            # It has not read a byte more, and yet its connection, and its places, are gone.
+            async with asyncio.timeout(5):
+                for call in lazy:
+                    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert await _status(other.Fetch(request)) is grpc.StatusCode.OK
+            assert await _status(stub.Fetch(request)) is grpc.StatusCode.OK
+        assert [peer for peer, _ in host.transfers] == ["site-c", "site-b"]
 
     asyncio.run(scenario())
     for complaint in ("a call of", "servicer method", "never retrieved"):
@@ -485,7 +525,8 @@ async def _status(call: Any) -> grpc.StatusCode:
 def test_a_port_in_use_is_said_so() -> None:
     async def scenario() -> None:
         async with serving(FakeHost()) as (_, address):
-            second = ExchangeServer(A, pins(B), FakeHost())
+            host = FakeHost()
+            second = ExchangeServer(A, pins(B), Service(host, Path()), host)
             with pytest.raises(ConfigError, match="in use") as caught:
                 await second.start(address)
             assert caught.value.hint
@@ -503,7 +544,7 @@ def test_a_port_where_nobody_listens_is_said_so(tmp_path: Path) -> None:
                 with pytest.raises(PeerUnreachable, match=f"nothing listens at {address}"):
                     await client.hello(HELLO)
                 with pytest.raises(PeerUnreachable, match="nothing listens"):
-                    await client.fetch(MANIFEST, Store(tmp_path), HEADER)
+                    await client.fetch(MANIFEST, Store(tmp_path), GRID)
 
     asyncio.run(scenario())
 
@@ -540,9 +581,7 @@ CONNECTING = "failed to connect to all addresses; last error: "
 )  # fmt: skip
 def test_every_failure_is_a_sentence(said: str, kind: type, reason: str, sentence: str) -> None:
     code, _, details = said.partition(": ")
-    nothing = grpc.aio.Metadata()
-    error = grpc.aio.AioRpcError(grpc.StatusCode[code], nothing, nothing, details)
-    explained = explain(PeerName("site-a"), "x:1", error)
+    explained = explain(PeerName("site-a"), "x:1", grpc.StatusCode[code], details)
     assert type(explained) is kind
     assert explained.reason == reason
     assert sentence in str(explained)

@@ -1,0 +1,69 @@
+"""The other end of `borrowing`: a site that cannot be reached keeps lines open to be called over.
+
+Each line carries one call, which is answered by the same service as one to a port of our own would
+be.  TLS has identified who is on the other end when we opened the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import NoReturn
+
+import grpc.aio
+
+from lightyear_node.records import PeerName
+from lightyear_node.transport import limits
+from lightyear_node.transport.gate import Ask
+from lightyear_node.transport.lines import Call, Direct
+from lightyear_node.transport.messages import Malformed, Message
+from lightyear_node.transport.service import Denied, Service
+from lightyear_node.v1 import exchange_pb2 as pb
+
+
+async def keep_lending(peer: PeerName, line: Direct, service: Service) -> NoReturn:
+    """Have one idle line open to a peer at all times; a used one is followed by the next."""
+    pause_s = limits.FETCH_PAUSE_S
+    while True:
+        call = line.lend()
+        try:
+            question = await call.read()
+            if question is not grpc.aio.EOF:
+                pause_s = limits.FETCH_PAUSE_S
+                await _answer(peer, question, call, service)
+                await call.done_writing()
+                # The borrower ends the call when it has read enough.
+                async with asyncio.timeout(limits.CHUNK_WRITE_S):
+                    await call.code()
+                continue
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            pass  # the line broke, or they have no use for it; the heartbeat tells of both
+        finally:
+            call.cancel()
+        await asyncio.sleep(random.uniform(0, pause_s))
+        pause_s = min(2 * pause_s, limits.LENT_PAUSE_S_MAX)
+
+
+async def _answer(peer: PeerName, question: Message, call: Call, service: Service) -> None:
+    kind = question.WhichOneof("question")
+
+    async def send(piece: Message) -> None:
+        await call.write(pb.Answer(piece=piece))
+
+    try:
+        with service.call(peer, Ask(kind) if kind else Ask.HELLO):
+            match kind:
+                case "hello":
+                    reply = await service.hello(peer, question.hello.SerializeToString())
+                    await call.write(pb.Answer(hello=reply))
+                case "announce":
+                    reply = await service.announce(peer, question.announce.SerializeToString())
+                    await call.write(pb.Answer(announce=reply))
+                case "fetch":
+                    await service.fetch(peer, question.fetch.SerializeToString(), send)
+                case _:
+                    raise Malformed("no question that we know")
+    except Denied as denied:
+        refusal = pb.Refusal(code=denied.code.value[0], details=denied.details)
+        async with asyncio.timeout(limits.GIVE_UP_S):
+            await call.write(pb.Answer(refusal=refusal))
