@@ -47,6 +47,7 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SIGNING_KEY_URI = "lightyear-node:ed25519:"
 _JOIN_VERSION = "ly1"
+_NO_ADDRESS = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,8 @@ class Joined:
     """What a join line says."""
 
     name: PeerName
-    address: str
+    address: str | None
+    """None for a site that cannot be reached, and opens its connections itself."""
     certificate: Certificate
 
 
@@ -254,11 +256,12 @@ def manifest_layout(manifest: Manifest) -> bytes:
         raise ValueError(f"a number does not fit: {error}") from None
 
 
-def join_line(identity: Identity, address: str) -> str:
+def join_line(identity: Identity, address: str | None) -> str:
     """One shell word that tells another site all it needs to pin this one."""
-    check_address(address)
+    if address is not None:
+        check_address(address)
     certificate = base64.urlsafe_b64encode(identity.certificate.der).decode().rstrip("=")
-    return f"{_JOIN_VERSION}/{identity.name}/{address}/{certificate}"
+    return f"{_JOIN_VERSION}/{identity.name}/{address or _NO_ADDRESS}/{certificate}"
 
 
 def parse_join_line(text: str) -> Joined:
@@ -271,7 +274,8 @@ def parse_join_line(text: str) -> Joined:
             f"a join line has 4 parts between slashes, this one has {len(parts)}", hint=hint
         )
     _, name, address, encoded = parts
-    check_address(address)
+    if address != _NO_ADDRESS:
+        check_address(address)
     if not re.fullmatch(r"[A-Za-z0-9_-]*", encoded) or len(encoded) > 2 * CERTIFICATE_BYTES_MAX:
         raise ConfigError("the join line's certificate is not base64url", hint=hint)
     try:
@@ -283,7 +287,7 @@ def parse_join_line(text: str) -> Joined:
         raise ConfigError(
             f"the join line says {name!r}, its certificate {certificate.name!r}", hint=hint
         )
-    return Joined(certificate.name, address, certificate)
+    return Joined(certificate.name, None if address == _NO_ADDRESS else address, certificate)
 
 
 def _names(parsed: x509.Certificate) -> tuple[PeerName, bytes]:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,7 +67,7 @@ class SiteHome:
 
     name: PeerName
     directory: Path
-    address: str
+    address: str | None
     http_address: str
     malfunction: Malfunction | None = None
 
@@ -100,8 +100,12 @@ def lay_out(
     barrier: BarrierTerms = LOCAL_BARRIER,
     malfunctions: Mapping[PeerName, Malfunction] | None = None,
     task: TaskEntry | None = None,
+    unreachable: Collection[PeerName] = (),
 ) -> list[SiteHome]:
-    """Make a home for every site below `directory`, all with the same peers.yaml."""
+    """Make a home for every site below `directory`, all with the same peers.yaml.
+
+    The `unreachable` have no address, and open no port to the others.
+    """
     malfunctions = malfunctions or {}
     ports = free_ports(2 * len(sites))
     homes, peers = [], []
@@ -109,7 +113,7 @@ def lay_out(
         home = SiteHome(
             name=name,
             directory=directory / name,
-            address=f"{LOOPBACK}:{port}",
+            address=None if name in unreachable else f"{LOOPBACK}:{port}",
             http_address=f"{LOOPBACK}:{http_port}",
             malfunction=malfunctions.get(name),
         )

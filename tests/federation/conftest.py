@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ def lay_out_sites(tmp_path: Path) -> LayOut:
         malfunctions: Mapping[PeerName, Malfunction] | None = None,
         barrier: BarrierTerms = QUICK,
         rule: RuleTerms | None = None,
+        unreachable: Collection[PeerName] = (),
     ) -> list[SiteHome]:
         return lay_out(
             tmp_path,
@@ -36,6 +37,7 @@ def lay_out_sites(tmp_path: Path) -> LayOut:
             barrier=barrier,
             malfunctions=malfunctions,
             rule=rule,
+            unreachable=unreachable,
         )
 
     return make

@@ -27,6 +27,8 @@ from lightyear_node.records import (
 )
 from lightyear_node.store import Store
 from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.codec import Grid
+from lightyear_node.transport.lines import Direct
 
 D = PeerName("site-d")
 
@@ -85,7 +87,7 @@ def test_a_stranger_gets_no_word_and_a_member_cannot_speak_for_another(
     certificate = Identity.load(node.directory / "keys").certificate
 
     async def announce(caller: Identity) -> Announcement:
-        client = PeerClient(node.name, node.address, [certificate], caller)
+        client = PeerClient(node.name, Direct(node.name, node.address, [certificate], caller))
         try:
             return await client.announce(Announcement(1, Round(0), "training", None))
         finally:
@@ -113,9 +115,9 @@ def test_a_node_gives_away_what_it_announced_and_nothing_else(
     received = Store(tmp_path / "received")
 
     async def fetch(manifest: Manifest, header: bytes) -> None:
-        client = PeerClient(node.name, node.address, [certificate], identity)
+        client = PeerClient(node.name, Direct(node.name, node.address, [certificate], identity))
         try:
-            await client.fetch(manifest, received, header)
+            await client.fetch(manifest, received, Grid(header))
         finally:
             await client.close()
 
