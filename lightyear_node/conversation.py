@@ -105,7 +105,7 @@ class Conversation:
         """One heartbeat with one peer: a greeting if we have not met since either began."""
         try:
             if peer not in self._greeted:
-                theirs = await line.hello(self._hello())
+                theirs = await line.hello(self._hello(self.stamp()))
                 self._meet(peer, theirs)
                 self._greeted.add(peer)
                 self._tell(Answered(peer))
@@ -124,13 +124,16 @@ class Conversation:
     # The calls we answer.
 
     async def hello(self, peer: PeerName, hello: Hello) -> Hello:
+        if hello.probe:
+            # Only a question, which may come from a site that does not fit at all: it compares.
+            return self._hello(self._lamport, probe=True)
         try:
             self._meet(peer, hello)
         except PeerMisbehaved as problem:
             self._observer.refused(peer, problem.reason, _without_name(problem))
             raise
         self._tell(Heard(peer))
-        return self._hello()
+        return self._hello(self.stamp())
 
     async def announce(self, peer: PeerName, announcement: Announcement) -> Announcement:
         try:
@@ -232,7 +235,7 @@ class Conversation:
 
     # Our words.
 
-    def _hello(self) -> Hello:
+    def _hello(self, lamport: int, *, probe: bool = False) -> Hello:
         facts = self._facts
         return Hello(
             version_min=PROTOCOL_VERSION,
@@ -244,7 +247,8 @@ class Conversation:
             round=self._say().round,
             boot_id=facts.boot_id,
             wall_time_ns=self._wall_ns(),
-            lamport=self.stamp(),
+            lamport=lamport,
+            probe=probe,
         )
 
     def _announcement(self) -> Announcement:

@@ -148,6 +148,38 @@ def test_who_cannot_work_with_us_is_refused_on_both_sides(
     assert not b.events
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"federation": "another"}, {"schema": Digest("7" * 64)}, {"agreement": Digest("2" * 64)}],
+)
+def test_a_question_is_answered_whatever_differs_and_then_forgotten(
+    changed: dict[str, str],
+) -> None:
+    a, b = Side("site-a"), Side("site-b", **changed)
+    before = b.conversation.stamp()
+    # Nothing in it counts: neither a version from the future nor a stamp at the end of time.
+    question = replace(
+        b.conversation._hello(2**60, probe=True),
+        federation="ward",
+        schema=SCHEMA,
+        version_min=7,
+        version_max=9,
+        boot_id="check",
+    )
+    answer = asyncio.run(b.conversation.hello(a.identity.name, question))
+    assert answer.probe
+    assert (answer.federation, answer.schema) == (b.facts.federation, b.facts.schema)
+    assert answer.agreement == b.facts.agreement
+    assert b.conversation.stamp() == before + 1
+    assert not b.events
+    assert not b.log.getvalue()
+    assert b.observer.peers[PeerName("site-a")] == PeerView()
+    assert all(b.refusals("site-a", reason) == 0 for reason in Reason)
+    # The first real greeting is still the first.
+    contact(a, b)
+    assert bool(b.events) == (not changed or "agreement" in changed)
+
+
 def test_differences_that_are_no_obstacle_are_told_once() -> None:
     a = Side("site-a")
     b = Side("site-b", agreement=Digest("2" * 64), initial_model=Digest("9" * 64))
