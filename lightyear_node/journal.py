@@ -14,7 +14,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,31 @@ class Journal:
                 f"{self._path}: cannot record: {problem}",
                 hint="is the disk full or read-only? nothing was announced",
             ) from problem
+
+
+def peek(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a journal remembers, and its newest `start`; of one that may be in use.
+
+    Nothing is changed, not even the files beside it: both are empty where there is no journal.
+    """
+    if not path.exists():
+        return {}, {}
+    # A reader of a journal that nobody has open would leave -wal and -shm files behind.
+    in_use = path.with_name(path.name + "-wal").exists()
+    address = f"{path.absolute().as_uri()}?mode=ro" + ("" if in_use else "&immutable=1")
+    try:
+        with closing(sqlite3.connect(address, uri=True)) as db:
+            memory = {key: json.loads(value) for key, value in db.execute("SELECT * FROM memory")}
+            begun = db.execute(
+                "SELECT body FROM records WHERE kind = 'start' ORDER BY seq DESC LIMIT 1"
+            ).fetchone()
+            start = json.loads(begun[0]) if begun else {}
+    except (sqlite3.Error, ValueError) as problem:
+        raise JournalCorrupt(
+            f"{path}: the journal cannot be read: {problem}",
+            hint="restore it from a backup, or move the state directory away to start anew",
+        ) from problem
+    return memory, start
 
 
 def _canonical(value: object) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightyear_node.errors import JournalCorrupt, StoreError
-from lightyear_node.journal import FIRST_HASH, Journal
+from lightyear_node.journal import FIRST_HASH, Journal, peek
 
 
 def fill(journal: Journal, count: int = 5) -> None:
@@ -102,3 +102,27 @@ def test_a_damaged_file_is_refused_not_replaced(tmp_path: Path) -> None:
         Journal(path)
     assert caught.value.exit_code == 4
     assert path.read_bytes() == bytes(damaged)
+
+
+def test_peeking_sees_everything_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    assert peek(path) == ({}, {})
+    assert not list(tmp_path.iterdir())
+    journal = Journal(path)
+    for life in (1, 2):
+        journal.append("start", {"life": life}, wall_ns=1, lamport=life, round=0)
+    fill(journal)
+    # Beside the one who writes, whose newest rows are in the -wal file only.
+    assert peek(path) == ({"last": 4}, {"life": 2})
+    journal.close()
+    before = path.read_bytes()
+    assert peek(path) == ({"last": 4}, {"life": 2})
+    assert [one.name for one in tmp_path.iterdir()] == ["journal.db"]
+    assert path.read_bytes() == before
+
+
+def test_peeking_into_rubbish_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"this is no journal" * 100)
+    with pytest.raises(JournalCorrupt, match="cannot be read"):
+        peek(path)
