@@ -164,3 +164,25 @@ class Opened:
     head: str
     floor: float
     """The agreement that unrelated features would show on so few validation samples."""
+
+
+class Mark(StrEnum):
+    """How one link of a diagnosis stands."""
+
+    HOLDS = "holds"
+    DIFFERS = "differs"
+    """A warning: somebody should look, nothing is broken."""
+    BROKEN = "broken"
+    NOT_REACHED = "not_reached"
+    NOT_KNOWN = "not_known"
+    """There is nothing here to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at, and for a warning or a failure what to do about it."""
+
+    name: str
+    mark: Mark
+    about: str = ""
+    advice: str = ""
