@@ -49,7 +49,7 @@ def _options(
 
 
 def main() -> None:
-    from lightyear_node.cli import demo, keys, lab, run, watch  # noqa: F401 - they register
+    from lightyear_node.cli import check, demo, keys, lab, run, watch  # noqa: F401 - they register
 
     try:
         app()

@@ -17,6 +17,7 @@ from lightyear_node.errors import PeerError, PeerRefusedUs, PeerUnreachable
 from lightyear_node.identity import Identity
 from lightyear_node.records import Check, Digest, Hello, Mark, PeerName, Reason
 from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.lines import Direct
 from lightyear_node.transport.look import (
     ACCEPTED,
     DNS,
@@ -104,7 +105,8 @@ async def diagnose(door: Door, question: Question) -> Diagnosis:
 
 async def _greet(door: Door, question: Question) -> tuple[Hello, float]:
     """Their greeting, and by how many seconds their clock is ahead of ours."""
-    client = PeerClient(door.peer, door.address, door.pinned, question.identity)
+    line = Direct(door.peer, door.address, door.pinned, question.identity)
+    client = PeerClient(door.peer, line)
     try:
         asked_ns = question.wall_ns()
         async with asyncio.timeout(question.timeout_s):

@@ -103,6 +103,7 @@ def test_the_tour_works_as_written(tmp_path: Path, shell: dict[str, str]) -> Non
     assert "site-a in tour" in shown
     assert "✓ accepted" in shown
     assert "ready" in shown
+    assert re.search(r"✓ site-b( +✓){12}", shown), shown
     assert 'peer_verdicts_total{peer="site-b",reason="ok",verdict="accepted"}' in shown
     # It has said whom it was waiting for, in words.
     assert "waiting for site-" in log or "all 2 peers delivered" in log

@@ -239,7 +239,8 @@ def loaded(modules: str) -> list[str]:
 
 def test_the_command_line_never_imports_torch() -> None:
     """`status` and `--help` start without anything heavy, the daemon itself without torch."""
-    assert loaded("lightyear_node.cli.run, lightyear_node.cli.watch, lightyear_node.lab.demo") == []
+    commands = "lightyear_node.cli.run, lightyear_node.cli.watch, lightyear_node.cli.check"
+    assert loaded(f"{commands}, lightyear_node.lab.demo") == []
     # The codec's arithmetic; it takes a tenth of a second, and torch three.
-    assert loaded("lightyear_node.node") == ["numpy"]
+    assert loaded("lightyear_node.node, lightyear_node.preflight") == ["numpy"]
     assert os.environ.get("LIGHTYEAR_HOME") is None

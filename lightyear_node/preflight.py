@@ -1,0 +1,273 @@
+"""What can be found out before a node starts: is this site ready, and are the others?
+
+Every check is one line that an operator can act on.  Nothing here changes anything: the model is
+built in a temporary folder, the journal is only read, and peers are asked with a greeting that
+they answer and forget.  A node may be running here meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from lightyear_node.conversation import PROTOCOL_VERSION
+from lightyear_node.errors import LightyearError
+from lightyear_node.home import Home, State
+from lightyear_node.journal import peek
+from lightyear_node.learner import Learner, OpenedModel
+from lightyear_node.observe.admin import NotRunning, ask
+from lightyear_node.records import Check, Digest, Hello, Mark, PeerName, Round
+from lightyear_node.transport.diagnose import (
+    EXPIRY_WARNING,
+    UNKNOWN_DIGEST,
+    Diagnosis,
+    Question,
+    cannot_be_asked,
+    diagnose,
+)
+from lightyear_node.transport.look import Door
+from lightyear_node.worker.handle import Worker
+
+SPARE_BYTES = 1 << 30
+"""Beside the models: the journal, logs, and what the rest of the machine writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OurModel:
+    """What is known here of the model, to be compared with the peers'."""
+
+    schema: Digest = UNKNOWN_DIGEST
+    initial_model: Digest = UNKNOWN_DIGEST
+    raw_bytes: int | None = None
+
+
+def failed(name: str, problem: LightyearError) -> Check:
+    return Check(name, Mark.BROKEN, str(problem), problem.hint or "")
+
+
+def settings_checks(home: Home, now: datetime) -> Iterator[Check]:
+    """Of what `load_home` has read; it has refused whatever could not be used at all."""
+    agreement = home.agreement
+    try:
+        home.terms()
+    except LightyearError as problem:
+        yield failed("settings", problem)
+    else:
+        about = f"{home.us} of {agreement.federation}, {len(agreement.peers)} sites,"
+        about += f" rule {home.rule.name}, peers.yaml {agreement.digest()[:12]}"
+        yield Check("settings", Mark.HOLDS, about)
+    yield _keys(home)
+    yield _certificate(home, now)
+
+
+def _keys(home: Home) -> Check:
+    """The files were refused if others could read them; a folder they can write is as bad."""
+    folder = home.directory / home.site.keys_dir
+    mode = folder.stat().st_mode & 0o777
+    if mode & 0o022:
+        return Check(
+            "keys",
+            Mark.DIFFERS,
+            f"others can put files into {folder} (mode {mode:04o})",
+            f"chmod 700 {folder}",
+        )
+    return Check("keys", Mark.HOLDS, f"private, {home.identity.fingerprint}")
+
+
+def _certificate(home: Home, now: datetime) -> Check:
+    ends = home.identity.certificate.expires
+    about = f"{(ends - now).days} days left, until {ends:%Y-%m-%d}"
+    if ends - now < EXPIRY_WARNING:
+        advice = "renew it now, and have every site pin the new one before that day"
+        return Check("certificate", Mark.DIFFERS, about, advice)
+    return Check("certificate", Mark.HOLDS, about)
+
+
+async def model_checks(home: Home) -> tuple[list[Check], OurModel | None]:
+    """Build the model as the node will, in a worker of its own and a folder of its own."""
+    worker = Worker(home.opening(), silence_s=home.site.worker.silence)
+    with tempfile.TemporaryDirectory(prefix="lightyear-check-") as folder:
+        state = State(Path(folder))
+        try:
+            model = await Learner(worker, state, on_death=lambda why: None).open()
+        except LightyearError as problem:
+            return [failed("model", problem)], None
+        finally:
+            await worker.stop()
+            state.close()
+    ours = OurModel(model.schema, model.initial.digest, model.initial.raw_bytes)
+    return [Check("device", Mark.HOLDS, model.opened.device), _built(home, model)], ours
+
+
+def _built(home: Home, model: OpenedModel) -> Check:
+    opened = model.opened
+    about = (
+        f"{home.site.task.entry}: {opened.parameters:,} parameters,"
+        f" {_size(model.initial.raw_bytes)}, {opened.train_samples} training and"
+        f" {opened.val_samples} validation samples"
+    )
+    threshold = home.rule.threshold
+    if threshold is not None and opened.floor > threshold:
+        return Check(
+            "model",
+            Mark.DIFFERS,
+            f"{about}, so few that even unrelated models can agree to {opened.floor:.2f}",
+            "use more validation data",
+        )
+    return Check("model", Mark.HOLDS, about)
+
+
+def remembered_model(home: Home) -> OurModel:
+    """What the state directory remembers of the model that ran here; raises if it is damaged."""
+    memory, begun = peek(_state_dir(home) / "journal.db")
+    return OurModel(
+        schema=memory.get("schema", UNKNOWN_DIGEST),
+        initial_model=begun.get("initial_model", UNKNOWN_DIGEST),
+        raw_bytes=(memory.get("work") or {}).get("raw_bytes"),
+    )
+
+
+def state_checks(home: Home, model: OurModel | None) -> Iterator[Check]:
+    """The state directory and its disk; `model` is the one that was built, if it was."""
+    folder = _state_dir(home)
+    try:
+        before = remembered_model(home)
+    except LightyearError as problem:
+        yield failed("state", problem)
+        return
+    if model and before.schema not in (UNKNOWN_DIGEST, model.schema):
+        yield Check(
+            "state",
+            Mark.BROKEN,
+            f"{folder} was begun with a model of other tensors",
+            "go back to the task it was begun with, or set another `state_dir`",
+        )
+    else:
+        yield _writable(folder)
+    yield _disk(folder, len(home.agreement.peers), (model or before).raw_bytes)
+
+
+def _writable(folder: Path) -> Check:
+    existing = _existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as problem:
+        return Check(
+            "state",
+            Mark.BROKEN,
+            f"{existing} cannot be written: {problem.strerror}",
+            "check its owner and mode, and whether the disk is mounted read-only",
+        )
+    new = "" if existing == folder else ", will be made"
+    return Check("state", Mark.HOLDS, f"{folder}{new}")
+
+
+def _disk(folder: Path, sites: int, model_bytes: int | None) -> Check:
+    """One update of every site, the own before and after merging, and some air."""
+    free = shutil.disk_usage(_existing(folder)).free
+    needed = SPARE_BYTES + (sites + 2) * (model_bytes or 0)
+    about = f"{_size(free)} free, {_size(needed)} needed"
+    if model_bytes is None:
+        about += " and more for the model, which is not known here"
+    if free < needed:
+        return Check("disk", Mark.BROKEN, about, f"make room for {folder}, or move `state_dir`")
+    return Check("disk", Mark.HOLDS, about)
+
+
+def port_checks(home: Home) -> Iterator[Check]:
+    running = _runs_here(home)
+    if home.others:
+        yield _port("listen", home.listen, running)
+    else:
+        yield Check("listen", Mark.HOLDS, "this site trains alone and opens no port")
+    if home.site.http.listen:
+        yield _port("http", home.site.http.listen, running)
+
+
+def _runs_here(home: Home) -> bool:
+    try:
+        return bool(ask(_state_dir(home), "status")["name"] == home.us)
+    except (NotRunning, OSError):
+        return False
+
+
+def _port(name: str, address: str, running: bool) -> Check:
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        with socket.create_server((host.strip("[]"), int(port)), family=family):
+            pass
+    except OSError as problem:
+        if problem.errno == errno.EADDRINUSE and running:
+            return Check(name, Mark.HOLDS, f"{address}, in use by our own running node")
+        advice = {
+            errno.EADDRINUSE: "stop the other program, or set another port in node.yaml",
+            errno.EACCES: "ports below 1024 are reserved: set another one in node.yaml",
+        }.get(problem.errno or 0, f"set `listen: 0.0.0.0:{port}` in node.yaml")
+        words = os.strerror(problem.errno) if problem.errno else str(problem)
+        return Check(name, Mark.BROKEN, f"cannot listen on {address}: {words}", advice)
+    return Check(name, Mark.HOLDS, f"{address} is free")
+
+
+async def ask_peers(
+    home: Home,
+    peers: Sequence[PeerName],
+    model: OurModel,
+    *,
+    now: datetime,
+    timeout_s: float,
+    tell: Callable[[Diagnosis], None],
+) -> list[Diagnosis]:
+    """All at the same time; `tell` hears of each as soon as it is done."""
+    hello = Hello(
+        version_min=PROTOCOL_VERSION,
+        version_max=PROTOCOL_VERSION,
+        federation=home.agreement.federation,
+        agreement=home.agreement.digest(),
+        schema=model.schema,
+        initial_model=model.initial_model,
+        round=Round(0),
+        boot_id="check",
+        wall_time_ns=time.time_ns(),
+        lamport=0,
+        probe=True,
+    )
+    question = Question(hello, home.identity, time.time_ns, now, timeout_s)
+    addresses = {peer.name: peer.address for peer in home.agreement.peers}
+
+    async def one(peer: PeerName) -> Diagnosis:
+        address = addresses[peer]
+        if address is None:
+            diagnosis = cannot_be_asked(peer)
+        else:
+            keys_dir = home.directory / home.site.keys_dir
+            door = Door(peer, address, home.certificates[peer], keys_dir)
+            diagnosis = await diagnose(door, question)
+        tell(diagnosis)
+        return diagnosis
+
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(one(peer)) for peer in peers]
+    return [task.result() for task in asked]
+
+
+def _state_dir(home: Home) -> Path:
+    return home.directory / home.site.state_dir
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
