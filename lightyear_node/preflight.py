@@ -37,6 +37,9 @@ from lightyear_node.transport.diagnose import (
 from lightyear_node.transport.look import Door
 from lightyear_node.worker.handle import Worker
 
+FILES_BESIDE = 10
+"""Files of a model's size besides one of every site: four updates on their way, our own last two,
+two of them encoded, and two models."""
 SPARE_BYTES = 1 << 30
 """Beside the models: the journal, logs, and what the rest of the machine writes."""
 
@@ -173,9 +176,9 @@ def _writable(folder: Path) -> Check:
 
 
 def _disk(folder: Path, sites: int, model_bytes: int | None) -> Check:
-    """One update of every site, the own before and after merging, and some air."""
+    """An update of every site, those on their way, our own as files and encoded, and some air."""
     free = shutil.disk_usage(_existing(folder)).free
-    needed = SPARE_BYTES + (sites + 2) * (model_bytes or 0)
+    needed = SPARE_BYTES + (sites + FILES_BESIDE) * (model_bytes or 0)
     about = f"{_size(free)} free, {_size(needed)} needed"
     if model_bytes is None:
         about += " and more for the model, which is not known here"
@@ -186,7 +189,9 @@ def _disk(folder: Path, sites: int, model_bytes: int | None) -> Check:
 
 def port_checks(home: Home) -> Iterator[Check]:
     running = _runs_here(home)
-    if home.others:
+    if home.others and home.listen is None:
+        yield Check("listen", Mark.HOLDS, "this site has no address: it dials all the others")
+    elif home.others and home.listen is not None:
         yield _port("listen", home.listen, running)
     else:
         yield Check("listen", Mark.HOLDS, "this site trains alone and opens no port")

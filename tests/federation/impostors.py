@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,9 @@ from cryptography.x509.oid import NameOID
 
 from lightyear_node.identity import Identity
 from lightyear_node.records import Announcement, Digest, Hello, PeerName, Transfer
-from lightyear_node.transport.server import ExchangeServer, Offer
+from lightyear_node.transport.outbox import Offer
+from lightyear_node.transport.server import ExchangeServer
+from lightyear_node.transport.service import Service
 
 AUTHORITY = "Hospital Web Gateway"
 
@@ -44,12 +47,16 @@ class Echo:
 @contextlib.asynccontextmanager
 async def node(address: str, identity: Identity, knows: Identity) -> AsyncIterator[None]:
     """A node's own server, which lets in one other site."""
-    server = ExchangeServer(identity, {knows.name: (knows.certificate,)}, Echo())
-    await server.start(address)
-    try:
-        yield
-    finally:
-        await server.stop()
+    host = Echo()
+    with tempfile.TemporaryDirectory() as scratch:
+        service = Service(host, Path(scratch))
+        server = ExchangeServer(identity, {knows.name: (knows.certificate,)}, service, host)
+        await server.start(address)
+        try:
+            yield
+        finally:
+            await server.stop()
+            service.close()
 
 
 @contextlib.asynccontextmanager

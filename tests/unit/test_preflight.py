@@ -132,8 +132,8 @@ def test_the_disk_must_hold_every_sites_model(site: SiteHome) -> None:
     assert by_name(state_checks(home, OurModel(raw_bytes=1)))["disk"].mark is Mark.HOLDS
     disk = by_name(state_checks(home, OurModel(raw_bytes=2**50)))["disk"]
     assert disk.mark is Mark.BROKEN
-    # Two sites and two more: four models, and one GiB beside them.
-    assert f"{4 * 2**20 + 1:.1f} GiB needed" in disk.about
+    # Two sites and ten more: twelve models, and one GiB beside them.
+    assert f"{12 * 2**20 + 1:.1f} GiB needed" in disk.about
 
 
 def test_a_state_of_another_model_is_found(site: SiteHome) -> None:
