@@ -6,7 +6,7 @@ carries the digest that names them, and the store has the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -164,6 +164,8 @@ class Opened:
     head: str
     floor: float
     """The agreement that unrelated features would show on so few validation samples."""
+    warnings: Sequence[str] = ()
+    """What the operator should look at, though the site can go on."""
 
 
 class Mark(StrEnum):

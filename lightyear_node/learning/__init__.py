@@ -10,13 +10,14 @@ from lightyear_node.learning.heads import Head, Kind, find_head
 from lightyear_node.learning.malfunctions import Malfunction, corrupt
 from lightyear_node.learning.probe import Measured, Probe
 from lightyear_node.learning.rules import Candidate, Rule, Share, make_rule, shares_of
+from lightyear_node.learning.selection import Selection, exchanged, select
 from lightyear_node.learning.weights import (
     Layout,
     SchemaMismatch,
     Weights,
-    exchanged,
     header_bytes,
     load_into,
+    rounded,
     write,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "Reference",
     "Rule",
     "SchemaMismatch",
+    "Selection",
     "Share",
     "Weights",
     "corrupt",
@@ -40,6 +42,8 @@ __all__ = [
     "load_into",
     "make_rule",
     "ntk_agreement",
+    "rounded",
+    "select",
     "shares_of",
     "small_sample_floor",
     "write",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lightyear_node.learning.statistics import is_statistic
-from lightyear_node.learning.weights import let_go
+from lightyear_node.learning.weights import let_go, tied_in
 from lightyear_node.records import Reason
 
 DISTANCE_FLOOR = 0.5
@@ -95,7 +95,8 @@ class Ruler:
     Biases, scales of normalisation layers and other loose tensors are measured against the layer
     they belong to: a bias is one more column of its layer's weight matrix, so its scale is the
     larger of ‖b_i‖ and ‖W_i‖; besides, it may differ by some of our own steps, for those that begin
-    at zero.  Running statistics are left out.
+    at zero.  A tied weight is beside the biases of every layer that has it.  Running statistics are
+    left out.
     """
 
     scales: Mapping[str, float]
@@ -110,6 +111,8 @@ class Ruler:
     ) -> Ruler:
         """`start` is our own model as it was before this round's training, where it is known."""
         norms = {name: _norm(own[name]) for name in own if not is_statistic(name)}
+        tied = tied_in(own)
+        weights = norms | {other: norms[tied[other]] for other in tied if tied[other] in norms}
         scales, limits = {}, {}
         for name, norm in norms.items():
             step = _distance(own, start, name) if start else 0.0
@@ -118,7 +121,7 @@ class Ruler:
                 scales[name] = norm
                 limits[name] = min(DISTANCE_CEILING, max(DISTANCE_FLOOR, reach))
             else:
-                layer = [norms[other] for other in norms if _is_weight_beside(other, name)]
+                layer = [weights[other] for other in weights if _is_weight_beside(other, name)]
                 scales[name] = max(norm, *layer, VECTOR_STEPS * step * (1 + rounds_alone), 0.0)
                 limits[name] = DISTANCE_FLOOR
         return cls(scales, limits)

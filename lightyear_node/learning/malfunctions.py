@@ -30,7 +30,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.learning.weights import Layout
+from lightyear_node.learning.weights import Layout, tied_in
 
 
 class Malfunction(StrEnum):
@@ -141,7 +141,7 @@ def _reset(module: nn.Module) -> nn.Module:
 def _head_times(
     tensors: Mapping[str, Tensor], head: str | None, factor: float
 ) -> dict[str, Tensor]:
-    ours = _of_head(tensors, head)
+    ours = set(_of_head(tensors, head).values())
     return {n: t * factor if n in ours else t.clone() for n, t in tensors.items()}
 
 
@@ -149,16 +149,22 @@ def _bias_shifted(
     tensors: Mapping[str, Tensor], head: str | None, shift: float, dice: torch.Generator
 ) -> dict[str, Tensor]:
     """One class's only: the softmax does not see a shift that all classes share."""
-    bias = f"{head}.bias"
-    if bias not in _of_head(tensors, head):
+    bias = _of_head(tensors, head).get(f"{head}.bias")
+    if bias is None:
         raise ValueError("a shifted bias needs a final layer that has one")
     shifted = {name: tensor.clone() for name, tensor in tensors.items()}
     shifted[bias][int(torch.randint(len(shifted[bias]), (), generator=dice))] += shift
     return shifted
 
 
-def _of_head(tensors: Mapping[str, Tensor], head: str | None) -> set[str]:
-    found = {name for name in tensors if head is not None and name.startswith(f"{head}.")}
+def _of_head(tensors: Mapping[str, Tensor], head: str | None) -> dict[str, str]:
+    """The final layer's tensors by the names it has for them; tied ones travel under others."""
+    names = {name: name for name in tensors} | dict(tied_in(tensors))
+    found = {
+        own: name
+        for own, name in names.items()
+        if head is not None and own.startswith(f"{head}.") and name in tensors
+    }
     if not found:
         raise ValueError("a malfunction of the head needs the name of the final layer")
     return found

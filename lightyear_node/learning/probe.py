@@ -6,7 +6,6 @@ agreement and the loss of a peer come from the same forward pass.  It decides no
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch.nn import functional
 from lightyear_node.learning.agreement import Reference
 from lightyear_node.learning.forward import to_device, unpack
 from lightyear_node.learning.heads import find_head
+from lightyear_node.learning.selection import twin
 from lightyear_node.learning.statistics import estimate
 from lightyear_node.learning.weights import load_into
 
@@ -54,7 +54,7 @@ class Probe:
         self.batches = list(batches)
         if not self.batches:
             raise ValueError("the validation set has no batches")
-        self._scratch = copy.deepcopy(model)
+        self._scratch = twin(model)
         if device is not None:
             self._scratch.to(device)
         self.head = find_head(self._scratch, self.batches[0], head)

@@ -1,4 +1,4 @@
-"""Weights as files: which tensors cross the wire, in which bytes, and back.
+"""Weights as files: tensors to bytes, and back.
 
 A weights file is a canonical safetensors file.  The same tensors give the same bytes at every site,
 so the header can be compared instead of parsed, and a digest of the file names the model:
@@ -6,6 +6,9 @@ so the header can be compared instead of parsed, and a digest of the file names 
     u64 little-endian   length N of the header
     N bytes             compact JSON, no `__metadata__`, padded with spaces to a multiple of 8
     the tensors         sorted by (-itemsize, name), contiguous, hence each one aligned
+
+A model has two layouts: its own, and the one its updates have on the wire, where long types may be
+rounded to a shorter one.  A file of the second is read as if it were one of the first.
 
 This is the only module of `learning` that touches a disk.  It does not know who wrote a file.
 """
@@ -18,9 +21,8 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -30,12 +32,14 @@ from torch import Tensor, nn
 
 from lightyear_node.records import Digest
 
-_DTYPE_NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
 }
+LOAD_BYTES_MAX = 64 << 20
+"""Tensors that are read, and perhaps converted, before they are given to a module together."""
 
 
 class SchemaMismatch(ValueError):
@@ -60,28 +64,39 @@ class Layout:
     """The first 8 + N bytes of every file of this layout."""
     entries: Mapping[str, Entry] = field(compare=False, hash=False)
     """In the order of the file."""
+    tied: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+    """Further names that the model has for some of its tensors, and under which they travel."""
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor], tied: Mapping[str, str] | None = None) -> Layout:
         for name, tensor in tensors.items():
             if name == "__metadata__":
                 raise ValueError("safetensors reserves the name __metadata__; rename the tensor")
-            if tensor.dtype not in _DTYPE_NAMES:
+            if tensor.dtype not in DTYPE_NAMES:
                 raise ValueError(
                     f"{name} is {tensor.dtype}, which cannot be exchanged; exclude it or convert it"
                 )
-        order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        return cls._placed(kinds, tied or {})
+
+    @classmethod
+    def _placed(
+        cls, kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tied: Mapping[str, str]
+    ) -> Layout:
+        """Type and shape of each tensor, put into the order of a file."""
+        order = sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name))
         spans: dict[str, tuple[int, int]] = {}
         at = 0
         for name in order:
-            end = at + tensors[name].numel() * tensors[name].element_size()
+            dtype, shape = kinds[name]
+            end = at + math.prod(shape) * dtype.itemsize
             spans[name] = (at, end)
             at = end
         text = json.dumps(
             {
                 name: {
-                    "dtype": _DTYPE_NAMES[tensors[name].dtype],
-                    "shape": list(tensors[name].shape),
+                    "dtype": DTYPE_NAMES[kinds[name][0]],
+                    "shape": list(kinds[name][1]),
                     "data_offsets": list(spans[name]),
                 }
                 for name in order
@@ -91,15 +106,18 @@ class Layout:
         text += b" " * (-len(text) % 8)
         header = struct.pack("<Q", len(text)) + text
         entries = {
-            name: Entry(
-                tensors[name].dtype,
-                tuple(tensors[name].shape),
-                len(header) + spans[name][0],
-                len(header) + spans[name][1],
-            )
+            name: Entry(*kinds[name], len(header) + spans[name][0], len(header) + spans[name][1])
             for name in order
         }
-        return cls(header, entries)
+        return cls(header, entries, tied)
+
+    def shortened(self, dtype: torch.dtype) -> Layout:
+        """The same tensors where types longer than this one are rounded to it."""
+        kinds = {
+            name: (dtype if entry.dtype.itemsize > dtype.itemsize else entry.dtype, entry.shape)
+            for name, entry in self.entries.items()
+        }
+        return self._placed(kinds, self.tied)
 
     @property
     def file_bytes(self) -> int:
@@ -126,25 +144,6 @@ def _check_entry(name: str, tensor: Tensor, entry: Entry) -> None:
         raise SchemaMismatch(
             f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {entry.dtype} {entry.shape}"
         )
-
-
-def exchanged(module: nn.Module, exclude: Sequence[str] = ()) -> dict[str, Tensor]:
-    """The tensors that cross the wire: floating entries of the state dict, less the excluded ones.
-
-    `exclude` holds shell patterns, as in `*.running_*`.  Integer buffers (`num_batches_tracked`)
-    stay local.  The tensors share memory with the module.
-    """
-    chosen: dict[str, Tensor] = {}
-    for name, value in module.state_dict().items():
-        if not isinstance(value, Tensor) or any(fnmatchcase(name, glob) for glob in exclude):
-            continue
-        if value.is_complex():
-            raise ValueError(f"{name} is complex, which cannot be exchanged; exclude it")
-        if value.is_floating_point():
-            chosen[name] = value.detach()
-    if not chosen:
-        raise ValueError("no tensor is left to exchange; check the exclude patterns")
-    return chosen
 
 
 def header_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -199,34 +198,68 @@ def _write_all(file: BinaryIO, content: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]
 
 
+def rounded(
+    tensors: Mapping[str, Tensor], layout: Layout, on_clamped: Callable[[int], None]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors as this layout has them, in its order and one at a time, to be written.
+
+    What is too large for the shorter type becomes the largest number it has, since one entry must
+    not cost a site its round; `on_clamped` gets how many there were.  What was not finite before
+    stays so, for the peers to see.
+    """
+    for name, entry in layout.entries.items():
+        # On the CPU, so that every device rounds alike.
+        exact = tensors[name].detach().to("cpu")
+        if exact.dtype == entry.dtype:
+            yield name, exact
+            continue
+        short = exact.to(entry.dtype)
+        clamped = short.isinf() & exact.isfinite()
+        if clamped.any():
+            on_clamped(int(clamped.sum()))
+            largest = torch.finfo(entry.dtype).max
+            short = torch.where(clamped, exact.sign().to(entry.dtype) * largest, short)
+        yield name, short
+
+
 class Weights(Mapping[str, Tensor]):
     """A weights file, mapped into memory: tensors are views, read from disk when touched.
 
     The header is compared with ours byte for byte and never parsed.  A view may be used after the
     `with` block.  Views are for reading: what is written to one never reaches the file.
+
+    A file that came over the wire may have the layout `wire`: its tensors are those of `layout` in
+    shorter types, and each becomes a tensor of our own type, a copy, whenever it is asked for.
     """
 
-    def __init__(self, path: str | os.PathLike[str], layout: Layout) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], layout: Layout, wire: Layout | None = None
+    ) -> None:
         self.layout = layout
+        self._in_file = wire or layout
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size != layout.file_bytes:
-                raise SchemaMismatch(f"{path} has {size} bytes, not {layout.file_bytes}")
+            if size != self._in_file.file_bytes:
+                raise SchemaMismatch(f"{path} has {size} bytes, not {self._in_file.file_bytes}")
             # A private mapping: torch asks for a writable buffer, and the file stays as it is.
             self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        if self._map[: len(layout.header)] != layout.header:
+        header = self._in_file.header
+        if self._map[: len(header)] != header:
             self._map = None
             raise SchemaMismatch(f"{path} does not begin with this model's header")
 
     def __getitem__(self, name: str) -> Tensor:
-        entry = self.layout.entries[name]
+        entry, dtype = self._in_file.entries[name], self.layout.entries[name].dtype
         if self._map is None:
             raise ValueError("the weights file is closed")
         if entry.begin == entry.end:
-            return torch.empty(entry.shape, dtype=entry.dtype)
+            return torch.empty(entry.shape, dtype=dtype)
         count = math.prod(entry.shape)
         flat = torch.frombuffer(self._map, dtype=entry.dtype, count=count, offset=entry.begin)
-        return flat.reshape(entry.shape)
+        return flat.reshape(entry.shape).to(dtype)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.entries  # `Mapping` would read the tensor to find out
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.layout.entries)
@@ -240,7 +273,7 @@ class Weights(Mapping[str, Tensor]):
             return
         begin, end = 0, len(self._map)
         if name is not None:
-            entry = self.layout.entries[name]
+            entry = self._in_file.entries[name]
             # Whole pages only: those at the ends are shared with a neighbour that may be in use.
             begin = -(-entry.begin // mmap.PAGESIZE) * mmap.PAGESIZE
             end = entry.end // mmap.PAGESIZE * mmap.PAGESIZE
@@ -267,6 +300,11 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     return tensors.layout if isinstance(tensors, Weights) else Layout.of(tensors)
 
 
+def tied_in(tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
+    """Further names of these tensors, where a weights file's layout knows of any."""
+    return tensors.layout.tied if isinstance(tensors, Weights) else {}
+
+
 def let_go(tensors: Mapping[str, Tensor], name: str | None = None) -> None:
     """Say that a tensor, or all, will not be needed soon: of a file, only what is used is held."""
     if isinstance(tensors, Weights):
@@ -274,10 +312,30 @@ def let_go(tensors: Mapping[str, Tensor], name: str | None = None) -> None:
 
 
 def load_into(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Replace the module's exchanged tensors; everything else keeps its local value."""
-    local = module.state_dict()
+    """Replace the module's exchanged tensors; everything else keeps its local value.
+
+    In pieces, so that a file whose tensors must be converted never is in memory as a whole.
+    """
+    local = {name: value.shape for name, value in module.state_dict().items() if name in weights}
+    for name, shape in _shapes(weights):
+        if local.get(name) != shape:
+            raise SchemaMismatch(f"{name} {tuple(shape)} does not fit the module")
+    piece: dict[str, Tensor] = {}
+    size = 0
     for name, tensor in weights.items():
-        if name not in local or local[name].shape != tensor.shape:
-            raise SchemaMismatch(f"{name} {tuple(tensor.shape)} does not fit the module")
-    module.load_state_dict(dict(weights), strict=False)
+        piece[name] = tensor
+        size += tensor.nbytes
+        if size >= LOAD_BYTES_MAX:
+            module.load_state_dict(piece, strict=False)
+            piece, size = {}, 0
+            let_go(weights)
+    module.load_state_dict(piece, strict=False)
     let_go(weights)
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Without reading, let alone converting, a file's tensors."""
+    if isinstance(weights, Weights):
+        yield from ((name, entry.shape) for name, entry in weights.layout.entries.items())
+    else:
+        yield from ((name, tuple(tensor.shape)) for name, tensor in weights.items())
