@@ -119,7 +119,7 @@ class Home:
             "rounds": agreement.rounds,
             "device": site.device,
             "threads": site.worker.threads,
-            "exclude": agreement.exchange.exclude,
+            "exchange": agreement.exchange.model_dump(),
             "malfunction": site.malfunction.model_dump() if site.malfunction else None,
         }
 

@@ -30,26 +30,45 @@ class OpenedModel:
     opened: Opened
     initial: Stored
     header: bytes
-    """The first bytes of every update of this model: names, shapes and types of its tensors."""
+    """The first bytes of every update of this model: names, shapes and types as they travel."""
+    wire_raw_bytes: int
+    """The size of every update."""
+    home_schema: Digest
+    """Of the model as it is kept here, in full."""
 
     @property
     def schema(self) -> Digest:
-        return Digest(hashlib.sha256(self.header).hexdigest())
+        """What two sites compare to know that their updates fit."""
+        return _schema(self.header)
 
 
 class Learner:
-    def __init__(self, worker: Worker, state: State, on_death: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        state: State,
+        on_death: Callable[[str], None],
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._worker = worker
         self._state = state
         self._on_death = on_death
+        self._warn = warn
 
     async def open(self) -> OpenedModel:
         """Build the user's task and write the model before round 0."""
-        scratch = self._state.models.scratch_path()
+        models = self._state.models
+        scratch, wire_header = models.scratch_path(), models.scratch_path()
         opened = Opened(**await self._worker.open())
-        await self._worker.call("initial", out=str(scratch))
-        initial = await _adopt(self._state.models, scratch)
-        return OpenedModel(opened, initial, _header(self._state.models.path(initial.digest)))
+        answer = await self._worker.call("initial", out=str(scratch), wire_header=str(wire_header))
+        initial = await _adopt(models, scratch)
+        return OpenedModel(
+            opened,
+            initial,
+            header=_taken(wire_header),
+            wire_raw_bytes=answer["wire_raw_bytes"],
+            home_schema=_schema(_header(models.path(initial.digest))),
+        )
 
     async def train(self, round: Round, base: Digest, carry: Digest | None) -> Work:
         updates, carries = self._state.updates, self._state.carry
@@ -64,6 +83,11 @@ class Learner:
             outgoing=str(outgoing),
             carry_out=str(carry_out),
         )
+        if answer["clamped"]:
+            self._warn(
+                f"round {round}: {answer['clamped']} weights were too large for the type that"
+                " `exchange.dtype` names, and were sent as its largest number"
+            )
         stored = await _adopt(updates, own)
         sent = await _adopt(updates, outgoing) if outgoing.exists() else stored
         kept = await _adopt(carries, carry_out)
@@ -134,10 +158,20 @@ class Learner:
         raise AssertionError("the last attempt returns or raises")
 
 
+def _schema(header: bytes) -> Digest:
+    return Digest(hashlib.sha256(header).hexdigest())
+
+
 def _header(path: Path) -> bytes:
     with path.open("rb") as file:
         length = file.read(8)
         return length + file.read(int.from_bytes(length, "little"))
+
+
+def _taken(path: Path) -> bytes:
+    content = path.read_bytes()
+    path.unlink()
+    return content
 
 
 async def _adopt(store: Store, scratch: Path) -> Stored:

@@ -27,8 +27,8 @@ from lightyear_node.records import (
 class Work:
     """What training a round has produced, by digest.
 
-    `own` is the trained model, `outgoing` what the peers get (the same, unless a malfunction is
-    being played), `carry` the optimizer's state.
+    `own` is the trained model, `outgoing` what the peers get (the same, unless it is rounded for
+    them or a malfunction is being played), `carry` the optimizer's state.
     """
 
     own: Digest
@@ -59,6 +59,7 @@ class Ledger:
             else Memory(Generation(0), Round(0))
         )
         self.schema: Digest | None = kept.get("schema")
+        self._dtype: str = kept.get("dtype", "float32")
         self.models: list[Digest] = kept.get("models", [])
         """The model of the last completed round, and the one before it."""
         self.offered: list[Digest] = kept.get("offered", [])
@@ -77,15 +78,33 @@ class Ledger:
         return self.models[0]
 
     def start(
-        self, *, schema: Digest, initial_model: Digest, rule: str, about: Mapping[str, Any]
+        self,
+        *,
+        schema: Digest,
+        initial_model: Digest,
+        rule: str,
+        about: Mapping[str, Any],
+        dtype: str = "float32",
     ) -> None:
-        """Persistence point 0: this life of the node, before it says a word."""
+        """Persistence point 0: this life of the node, before it says a word.
+
+        `schema` is that of the model as it is kept here; `dtype` is as what its updates travel.
+        """
+        if self.schema is not None and self._dtype != dtype:
+            # What we have announced last is signed in the old type, and everybody who has the new
+            # one would refuse it: no round could ever be completed.
+            raise ConfigError(
+                f"exchange.dtype is {dtype}, but this state directory was begun with {self._dtype}",
+                hint=f"write `dtype: {self._dtype}` under `exchange` in every site's peers.yaml,"
+                " or set another `state_dir` at every site",
+            )
         if self.schema is not None and self.schema != schema:
             raise ConfigError(
                 "the model's tensors have changed since this state directory was begun",
-                hint="go back to the task it was begun with, or set another `state_dir`",
+                hint="go back to the task, and to the `exchange` in peers.yaml, that it was begun"
+                " with, or set another `state_dir`",
             )
-        self.schema = schema
+        self.schema, self._dtype = schema, dtype
         self.models = self.models or [initial_model]
         if self._rule != rule:
             # The sites have agreed on another rule, to which this one's state means nothing.
@@ -97,6 +116,7 @@ class Ledger:
             self.memory.round,
             {
                 "schema": schema,
+                "dtype": dtype,
                 "models": self.models,
                 "barrier": self.memory.to_plain(),
                 "rule": rule,

@@ -110,7 +110,9 @@ class Node:
             silence_s=home.site.worker.silence,
             on_progress=self._progressed,
         )
-        self._learner = Learner(self._worker, self._state, self._observer.worker_restarted)
+        self._learner = Learner(
+            self._worker, self._state, self._observer.worker_restarted, log.warning
+        )
 
     def request_stop(self) -> None:
         self._stop.set()
@@ -151,6 +153,7 @@ class Node:
             initial_model=initial.digest,
             grid=Grid(model.header),
             boot_id=str(uuid.uuid4()),
+            dtype=home.agreement.exchange.dtype,
         )
         self._facts = facts
         self._conversation = Conversation(
@@ -170,7 +173,8 @@ class Node:
             on_record=observer.metrics.records.inc,
         )
         self._ledger.start(
-            schema=facts.schema,
+            schema=model.home_schema,
+            dtype=facts.dtype,
             initial_model=initial.digest,
             rule=home.rule.name,
             about={
@@ -443,6 +447,7 @@ class Node:
             raw_bytes=work.raw_bytes,
             samples=work.samples,
             base=self._base(),
+            dtype=self._facts.dtype,
         )
 
     def _base(self) -> Digest | None:

@@ -81,6 +81,8 @@ class Observer:
             opened.val_samples,
             opened.head,
         )
+        for warning in opened.warnings:
+            self.log.warning("%s", warning)
         if self.threshold is not None and opened.floor > self.threshold:
             self.log.warning(
                 "with %d validation samples even unrelated models can reach an agreement of %.2f,"

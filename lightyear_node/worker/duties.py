@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightyear_node.config import Malfunction, RuleTerms
+from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms
 from lightyear_node.worker.jobs import Candidate, verdict_to_plain
 from lightyear_node.worker.site import Site
 from lightyear_node.worker.task import build_task
@@ -25,8 +24,7 @@ class Duties:
             case "open":
                 return self._open(**arguments)
             case "initial":
-                self._opened.write_initial(Path(arguments["out"]))
-                return {}
+                return self._initial(**arguments)
             case "train":
                 return self._train(progress, **arguments)
             case "judge":
@@ -53,7 +51,7 @@ class Duties:
         rounds: int,
         device: str,
         threads: int,
-        exclude: Sequence[str],
+        exchange: dict[str, Any],
         malfunction: dict[str, Any] | None,
     ) -> dict[str, Any]:
         if threads:
@@ -74,10 +72,17 @@ class Duties:
             rule=RuleTerms(**rule),
             rounds=rounds,
             device=device,
-            exclude=exclude,
+            exchange=ExchangeTerms(**exchange),
             malfunction=Malfunction(**malfunction) if malfunction else None,
         )
         return asdict(self._site.opened())
+
+    def _initial(self, *, out: str, wire_header: str) -> dict[str, Any]:
+        """The first model, and what every update of it begins with: too long for an answer."""
+        site = self._opened
+        site.write_initial(Path(out))
+        Path(wire_header).write_bytes(site.wire.header)
+        return {"wire_raw_bytes": site.wire.file_bytes}
 
     def _train(
         self,

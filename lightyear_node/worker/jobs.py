@@ -23,6 +23,8 @@ ANSWER_BYTES_MAX = 1 << 20
 class Trained:
     samples: int
     metrics: Mapping[str, float]
+    clamped: int = 0
+    """Entries that were too large for the type they travel in, and were sent as its largest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ simulations both run on this class, so that what is simulated is what is deploye
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -17,15 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.config import LIGHTYEAR, Malfunction, RuleTerms
+from lightyear_node.config import LIGHTYEAR, ExchangeTerms, Malfunction, RuleTerms
 from lightyear_node.errors import ConfigError, TaskFailed
-from lightyear_node.learning import Layout, Probe, Weights, exchanged, load_into, make_rule, write
+from lightyear_node.learning import (
+    Layout,
+    Probe,
+    Weights,
+    load_into,
+    make_rule,
+    rounded,
+    select,
+    write,
+)
 from lightyear_node.learning.forward import batch_rows
 from lightyear_node.learning.malfunctions import STALE_ROUNDS, corrupt
 from lightyear_node.learning.malfunctions import Malfunction as MalfunctionKind
 from lightyear_node.learning.rules import Lightyear
 from lightyear_node.learning.rules.base import Candidate as RuleCandidate
 from lightyear_node.learning.rules.base import Judgement, Rule, Share, Turn
+from lightyear_node.learning.selection import twin
 from lightyear_node.learning.statistics import estimate
 from lightyear_node.records import Opened, PeerName, Round
 from lightyear_node.worker import carry as carry_file
@@ -40,6 +49,9 @@ from lightyear_node.worker.train import (
 )
 from lightyear_node.worker.trainee import Trainee, poisoned
 
+WHOLE = "float32"
+"""The type under which weights travel as they are, doubles too."""
+
 
 class Site:
     def __init__(
@@ -51,7 +63,7 @@ class Site:
         rule: RuleTerms,
         rounds: int | None = None,
         device: str = "auto",
-        exclude: Sequence[str] = (),
+        exchange: ExchangeTerms | None = None,
         malfunction: Malfunction | None = None,
         tolerant: bool = False,
     ) -> None:
@@ -70,17 +82,37 @@ class Site:
         self._shared = Trainee(task, model, self._device)
         self._personal: Trainee | None = None
         if self._rule.personal_strength:
-            self._personal = Trainee(task, copy.deepcopy(model), self._device)
-        tensors = exchanged(model, exclude)
-        self._layout = Layout.of(tensors)
-        self._at_home = model.state_dict().keys() - tensors.keys()
+            self._personal = Trainee(task, twin(model), self._device)
+        self._arrange(exchange or ExchangeTerms())
         self._probe = self._make_probe()
-        self._probe.anchor(tensors)
+        self._probe.anchor(self._exchanged(model))
         self._has_trained = False
+
+    def _arrange(self, exchange: ExchangeTerms) -> None:
+        """Which tensors travel and as what; which stay at home."""
+        model = self._shared.model
+        chosen = select(model, exchange.include, exchange.exclude)
+        tied = {name: first for name, first in chosen.tied.items() if first in chosen.tensors}
+        self._layout = Layout.of(chosen.tensors, tied)
+        self._wire = self._layout
+        if exchange.dtype != WHOLE:
+            self._wire = self._layout.shortened(getattr(torch, exchange.dtype))
+        # By their first names only: a second name would bring back what merging has replaced.
+        self._names = model.state_dict().keys() - chosen.tied.keys()
+        self._at_home = self._names - chosen.tensors.keys()
+        self._warnings = [
+            f"exchange.exclude: no tensor of the model matches {pattern!r}"
+            for pattern in chosen.idle
+        ]
 
     @property
     def malfunctions(self) -> bool:
         return self._malfunction is not None
+
+    @property
+    def wire(self) -> Layout:
+        """How the files are laid out that this site sends and receives."""
+        return self._wire
 
     def opened(self) -> Opened:
         reference = self._probe.reference
@@ -91,6 +123,7 @@ class Site:
             val_samples=reference.samples,
             head=self._probe.head.name,
             floor=reference.floor,
+            warnings=tuple(self._warnings),
         )
 
     def write_initial(self, out: Path) -> None:
@@ -111,7 +144,11 @@ class Site:
         progress: Progress = lambda done, total: None,
         measure: bool = True,
     ) -> Trained:
-        """One round of local training from `base`; `outgoing` is written only by a malfunction."""
+        """One round of local training from `base`.
+
+        `own` is the model in full.  `outgoing` is what the peers get; it is written only where
+        that is another: rounded, or changed by a malfunction.
+        """
         self._has_trained = True
         before = carry_file.load(carry) if carry is not None else {}
         self._restore(self._shared, base, before.get("shared"))
@@ -120,21 +157,25 @@ class Site:
         self._shared.train(seed, progress, pull=self._rule.proximal_strength)
         tensors = self._exchanged(self._shared.model)
         self._check_finite(tensors, round)
+        clamped = 0
         write(own, self._layout, tensors)
         carried: dict[str, Any] = {"shared": self._shared.carried(self._at_home)}
         if self._personal is not None:
             self._train_personal(base, before.get("personal"), seed, progress)
-            carried["personal"] = self._personal.carried()
+            carried["personal"] = self._personal.carried(self._names)
         if self._malfunction is not None and self._malfunction.kind == MalfunctionKind.STALE:
             past = [*before.get("past", []), tensors]
-            write(outgoing, self._layout, past[0])
+            clamped = self._send(outgoing, past[0])
             carried["past"] = past[-_stale_rounds(self._malfunction) :]
         elif self._malfunction is not None:
-            self.pretend(
+            clamped = self.pretend(
                 self._malfunction, base=base, carry=carry, own=own, round=round, out=outgoing
             )
+        elif self._wire != self._layout:
+            clamped = self._send(outgoing, tensors)
         carry_file.save(carry_out, carried)
-        return Trained(samples=self._samples(), metrics=self._metrics() if measure else {})
+        metrics = self._metrics() if measure else {}
+        return Trained(samples=self._samples(), metrics=metrics, clamped=clamped)
 
     def pretend(
         self,
@@ -145,10 +186,10 @@ class Site:
         own: Path,
         round: int,
         out: Path,
-    ) -> None:
+    ) -> int:
         """Write what a site with this malfunction sends in place of `own`.
 
-        `base` and `carry` are what the round began with.
+        `base` and `carry` are what the round began with.  Returns what `Trained` calls `clamped`.
         """
         match malfunction.kind:
             case MalfunctionKind.FREE_RIDER:
@@ -165,7 +206,7 @@ class Site:
                     fresh=self._fresh,
                     head=self._probe.head.name,
                 )
-        write(out, self._layout, sent)
+        return self._send(out, sent)
 
     def judge(
         self,
@@ -190,9 +231,7 @@ class Site:
         self._probe.furnish({name: own_state[name] for name in self._at_home})
         with Weights(own, self._layout) as ours, Weights(before, self._layout) as start:
             candidates = [
-                RuleCandidate(
-                    peer.peer, Weights(peer.path, self._layout), peer.samples, peer.digest
-                )
+                RuleCandidate(peer.peer, self._received(peer), peer.samples, peer.digest)
                 for peer in peers
             ]
             return judging.judge(
@@ -214,13 +253,12 @@ class Site:
     ) -> Merged:
         """The round's new model: deterministic, so that a crash in between changes nothing.
 
+        Peers' models enter as they were received, our own as it is, whatever rounding its copies
+        at the peers went through.
         `carry` is what training has left, for a site that was not there to train.
         """
         with Weights(own, self._layout) as ours:
-            shares = [
-                Share(peer.peer, Weights(peer.path, self._layout), weight)
-                for peer, weight in accepted
-            ]
+            shares = [Share(peer.peer, self._received(peer), weight) for peer, weight in accepted]
             write(out, self._layout, self._rule.merge(ours, shares, Round(round)))
         self._recall(carry)
         with Weights(out, self._layout) as weights:
@@ -256,11 +294,11 @@ class Site:
 
     def _poisoned(self, base: Path, carry: Path | None, round: int) -> dict[str, Tensor]:
         """What this round would have given on flipped labels."""
-        twin = Trainee(poisoned(self._task), copy.deepcopy(self._shared.model), self._device)
+        misled = Trainee(poisoned(self._task), twin(self._shared.model), self._device)
         carried = carry_file.load(carry)["shared"] if carry is not None else None
-        self._restore(twin, base, carried)
-        twin.train(_seed(self._seed, self._name, round), lambda done, total: None)
-        return self._exchanged(twin.model)
+        self._restore(misled, base, carried)
+        misled.train(_seed(self._seed, self._name, round), lambda done, total: None)
+        return self._exchanged(misled.model)
 
     def _check_finite(self, tensors: Mapping[str, Tensor], round: int) -> None:
         if self._tolerant or all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
@@ -282,6 +320,16 @@ class Site:
             head=self._task.head,
             device=self._device,
         )
+
+    def _send(self, out: Path, tensors: Mapping[str, Tensor]) -> int:
+        """Write what the peers get; returns how many entries were too large for its type."""
+        self._layout.check(tensors)
+        clamped: list[int] = []
+        write(out, self._wire, rounded(tensors, self._wire, clamped.append))
+        return sum(clamped)
+
+    def _received(self, peer: Candidate) -> Weights:
+        return Weights(peer.path, self._layout, self._wire)
 
     def _exchanged(self, model: nn.Module) -> dict[str, Tensor]:
         state = model.state_dict()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightyear_node import Task
-from lightyear_node.config import Malfunction, RuleTerms
+from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms
 from lightyear_node.errors import TaskFailed
 from lightyear_node.learning import Layout, Weights, exchanged
 from lightyear_node.worker.jobs import Candidate
@@ -54,17 +54,18 @@ class Diary:
         folder.mkdir()
         rule = changed.pop("rule", {})
         self.scale = changed.pop("scale", None)
-        self.terms = {
+        self.terms: dict[str, Any] = {
             "name": "site-a",
             "seed": 3,
             "rule": RuleTerms(**rule),
             "device": "cpu",
-            "exclude": changed.pop("exclude", ()),
+            "exchange": ExchangeTerms(**changed.pop("exchange", {})),
             "malfunction": Malfunction(kind=malfunction, scale=self.scale) if malfunction else None,
         }
         self.task = task(**changed)
-        self.site = Site(self.task, **self.terms)  # type: ignore[arg-type]
-        self.layout = Layout.of(exchanged(net(), self.terms["exclude"]))
+        self.site = Site(self.task, **self.terms)
+        build = changed.get("model", net)
+        self.layout = Layout.of(exchanged(build(), self.terms["exchange"].exclude))
         self.model = folder / "model"
         self.site.write_initial(self.model)
         self.round = 0
@@ -72,7 +73,7 @@ class Diary:
 
     def restart(self) -> None:
         """A new worker: nothing but the files is left."""
-        self.site = Site(self.task, **self.terms)  # type: ignore[arg-type]
+        self.site = Site(self.task, **self.terms)
 
     def train(self) -> None:
         carry = self.folder / "carry"
@@ -258,10 +259,7 @@ def test_a_worker_that_was_not_there_to_train_measures_the_same(
 
     seen = []
     for name in ("calm", "torn"):
-        one = Diary(tmp_path / name, rule=rule, model=normed)
-        one.terms["exclude"] = ["1.*"]
-        one.restart()
-        one.site.write_initial(one.model)
+        one = Diary(tmp_path / name, rule=rule, model=normed, exchange={"exclude": ["1.*"]})
         one.train()
         if name == "torn":
             one.restart()
@@ -333,7 +331,8 @@ def test_a_tolerant_site_goes_on_with_weights_that_are_no_numbers(tmp_path: Path
 def test_peers_are_tried_with_what_stays_at_home(tmp_path: Path) -> None:
     """A head that is never sent: peers' bodies are judged under our own trained head."""
     one, other = (
-        Diary(tmp_path / name, exclude=["2.*"], rule={"guard": False}) for name in ("a", "b")
+        Diary(tmp_path / name, exchange={"exclude": ["2.*"]}, rule={"guard": False})
+        for name in ("a", "b")
     )
     for each in (one, other):
         each.train()

@@ -49,7 +49,7 @@ def opening(entry: str = "hospital:build", **changed: Any) -> dict[str, Any]:
         "rounds": 3,
         "device": "cpu",
         "threads": 1,
-        "exclude": [],
+        "exchange": {},
         "malfunction": None,
         **changed,
     }
@@ -83,6 +83,10 @@ def with_worker(
     asyncio.run(run())
 
 
+def initial_arguments(tmp_path: Path, out: str = "base") -> dict[str, Any]:
+    return {"out": str(tmp_path / out), "wire_header": str(tmp_path / "header")}
+
+
 def train_arguments(tmp_path: Path) -> dict[str, Any]:
     return {
         "round": 0,
@@ -101,7 +105,7 @@ def test_a_round_of_training_and_its_progress(tmp_path: Path) -> None:
         opened = await worker.open()
         assert opened["parameters"] == 43
         assert (opened["head"], opened["val_samples"]) == ("2", 16)
-        await worker.call("initial", out=str(tmp_path / "base"))
+        await worker.call("initial", **initial_arguments(tmp_path))
         answer = await worker.call("train", **train_arguments(tmp_path))
         assert answer["samples"] == 2  # a plain list of batches: its length is all there is
         assert answer["metrics"].keys() == {"loss"}
@@ -116,7 +120,7 @@ def test_training_again_from_the_same_files_gives_the_same_bytes(tmp_path: Path)
     """What a restart after a crash relies on, with the optimizer's state taken from its file."""
 
     async def use(worker: Worker) -> None:
-        await worker.call("initial", out=str(tmp_path / "base"))
+        await worker.call("initial", **initial_arguments(tmp_path))
         first = train_arguments(tmp_path)
         await worker.call("train", **first)
         second = {**first, "round": 1, "base": str(tmp_path / "own"), "own": str(tmp_path / "two")}
@@ -157,11 +161,11 @@ def test_a_failing_round_is_explained_and_another_worker_takes_over(
     tmp_path: Path, mode: str, error: type[Exception], words: str
 ) -> None:
     async def use(worker: Worker) -> None:
-        await worker.call("initial", out=str(tmp_path / "base"))
+        await worker.call("initial", **initial_arguments(tmp_path))
         with pytest.raises(error, match=words):
             await worker.call("train", **train_arguments(tmp_path))
         await worker.stop()
-        await worker.call("initial", out=str(tmp_path / "again"))
+        await worker.call("initial", **initial_arguments(tmp_path, "again"))
         assert (tmp_path / "again").read_bytes() == (tmp_path / "base").read_bytes()
 
     with_worker(tmp_path, use, args={"mode": mode})
@@ -169,7 +173,7 @@ def test_a_failing_round_is_explained_and_another_worker_takes_over(
 
 def test_a_worker_that_says_nothing_is_killed(tmp_path: Path) -> None:
     async def use(worker: Worker) -> None:
-        await worker.call("initial", out=str(tmp_path / "base"))
+        await worker.call("initial", **initial_arguments(tmp_path))
         pid = worker.pid
         assert pid is not None
         worker._silence_s = 1.0
@@ -184,7 +188,7 @@ def test_a_worker_does_not_outlive_its_daemon(tmp_path: Path) -> None:
     """Whatever it is doing: its input closes when the daemon's process is gone."""
 
     async def use(worker: Worker) -> None:
-        await worker.call("initial", out=str(tmp_path / "base"))
+        await worker.call("initial", **initial_arguments(tmp_path))
         child = worker._child
         assert child is not None
         assert child.stdin is not None
@@ -205,7 +209,7 @@ def test_a_worker_does_not_outlive_its_daemon(tmp_path: Path) -> None:
 
 def test_cancelling_a_job_ends_the_child(tmp_path: Path) -> None:
     async def use(worker: Worker) -> None:
-        await worker.call("initial", out=str(tmp_path / "base"))
+        await worker.call("initial", **initial_arguments(tmp_path))
         pid = worker.pid
         assert pid is not None
         with pytest.raises(TimeoutError):
