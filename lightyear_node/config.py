@@ -140,6 +140,12 @@ class ExchangeTerms(_Frozen):
     exclude: tuple[str, ...] = ()
     """Shell patterns of tensors' names; whatever is excluded stays at home."""
 
+    def selection(self) -> dict[str, Any]:
+        """What of this changes the models, where it is not as usual."""
+        return self.model_dump(
+            mode="json", include={"dtype", "include", "exclude"}, exclude_defaults=True
+        )
+
 
 class Peer(_Frozen):
     name: Name

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.lab.simulate import FOLDER_PREFIX, Progress, Seat, answer_jobs, take_seats
 from lightyear_node.lab.simulate import Spec as SimSpec
 from lightyear_node.records import PeerName, Round, Verdict
@@ -35,9 +35,13 @@ class Spec:
     malfunctions: Sequence[Malfunction]
     task: TaskEntry = field(default_factory=TaskEntry)
     rule: RuleTerms = field(default_factory=RuleTerms)
+    exchange: ExchangeTerms = field(default_factory=ExchangeTerms)
 
     def to_plain(self) -> dict[str, Any]:
+        # Jobs are known by this: what is as usual must not change who they are.
+        unusual = self.exchange.selection()
         return {
+            **({"exchange": unusual} if unusual else {}),
             "sites": list(self.sites),
             "rounds": list(self.rounds),
             "seed": self.seed,
@@ -55,6 +59,7 @@ class Spec:
             malfunctions=[Malfunction.model_validate(one) for one in plain["malfunctions"]],
             task=TaskEntry.model_validate(plain["task"]),
             rule=RuleTerms.model_validate(plain["rule"]),
+            exchange=ExchangeTerms.model_validate(plain.get("exchange", {})),
         )
 
 
@@ -69,14 +74,14 @@ def measure(spec: Spec, progress: Progress = lambda done, total: None) -> list[d
     rounds = max(spec.rounds) + 1
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
-        sim = SimSpec(spec.sites, rounds, spec.seed, spec.rule, spec.task)
+        sim = SimSpec(spec.sites, rounds, spec.seed, spec.rule, spec.task, exchange=spec.exchange)
         seats = take_seats(sim, Path(folder))
         for number in range(rounds):
             round = Round(number)
             carries = {name: _copied(seat.carry) for name, seat in seats.items()}
             sent = {name: seat.train(name, round, measure=False) for name, seat in seats.items()}
-            for seat in seats.values():
-                shutil.copyfile(seat.own, _old(seat, number))
+            for name, seat in seats.items():
+                shutil.copyfile(sent[name].path, _old(seat, number))
             if number in spec.rounds:
                 messages = [_Message(HONEST, candidate) for candidate in sent.values()]
                 for name, seat in seats.items():
@@ -99,7 +104,7 @@ def _copied(carry: Path) -> Path | None:
 
 
 def _old(seat: Seat, number: int) -> Path:
-    return seat.folder / f"own-{number}"
+    return seat.folder / f"sent-{number}"
 
 
 def _corrupted(

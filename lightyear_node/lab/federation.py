@@ -29,6 +29,7 @@ from lightyear_node.config import (
     SITES_MAX,
     Agreement,
     BarrierTerms,
+    ExchangeTerms,
     Malfunction,
     RuleTerms,
     TaskEntry,
@@ -101,6 +102,7 @@ def lay_out(
     malfunctions: Mapping[PeerName, Malfunction] | None = None,
     task: TaskEntry | None = None,
     unreachable: Collection[PeerName] = (),
+    exchange: ExchangeTerms | None = None,
 ) -> list[SiteHome]:
     """Make a home for every site below `directory`, all with the same peers.yaml.
 
@@ -129,6 +131,7 @@ def lay_out(
         rounds=rounds,
         rule=rule or RuleTerms(),
         barrier=barrier,
+        exchange=exchange or ExchangeTerms(),
         peers=tuple(peers),
     )
     for folder in (directory, *(home.directory for home in homes)):

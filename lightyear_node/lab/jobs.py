@@ -11,11 +11,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.lab.federation import LabError
 from lightyear_node.lab.rows import SCHEMA_VERSION
 from lightyear_node.lab.simulate import SimResult, Spec
@@ -70,6 +70,7 @@ class Job:
     label: str
     malfunction: Malfunction | None
     bad: int
+    exchange: ExchangeTerms = field(default_factory=ExchangeTerms)
 
     @property
     def work(self) -> str:
@@ -100,6 +101,7 @@ class Job:
             task=self.entry,
             malfunctions=malfunctions_of(names, self.malfunction, self.bad, self.seed),
             final_only=True,
+            exchange=self.exchange,
         )
 
     def in_words(self) -> str:
@@ -125,6 +127,7 @@ class Job:
             "malfunction": self.malfunction.kind if self.malfunction else NONE,
             "malfunction_terms": _plain(self.malfunction),
             "bad": self.bad,
+            **self._travelling(),
         }
 
     def _rule_in_words(self) -> str:
@@ -143,7 +146,13 @@ class Job:
             "rule": self.rule.model_dump(mode="json"),
             "malfunction": _plain(self.malfunction),
             "bad": self.bad,
+            **self._travelling(),
         }
+
+    def _travelling(self) -> Row:
+        """Only where it is not as usual, so that finished jobs keep their keys."""
+        unusual = self.exchange.selection()
+        return {"exchange": unusual} if unusual else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +176,7 @@ class AcceptanceJob:
             seed=self.seed,
             malfunctions=[one for one in self.block.malfunctions if one.kind != NONE],
             task=self.block.entry,
+            exchange=self.block.exchange,
         ).to_plain()
 
     def told(self, rows: Iterable[Row]) -> list[Row]:
@@ -220,6 +230,7 @@ def _job(
         label=choice.label,
         malfunction=malfunction,
         bad=bad,
+        exchange=grid.exchange,
     )
 
 

@@ -66,6 +66,8 @@ class Setting:
     rounds: int
     args: str | None
     """Of the task, as JSON; None where the results do not tell."""
+    exchange: str = "{}"
+    """What is not as usual in how weights travel, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ def _row(line: Mapping[str, Any]) -> Row:
             clients=int(line["clients"]),
             rounds=int(line["rounds"]),
             args=json.dumps(line["args"], sort_keys=True) if "args" in line else None,
+            exchange=json.dumps(line.get("exchange") or {}, sort_keys=True),
         ),
         metric=str(line["metric"]),
         seed=int(line["seed"]),

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError, LightyearError
 from lightyear_node.lab.federation import LabError, package_environment
 from lightyear_node.records import Digest, PeerName, Round, Verdict
@@ -47,6 +47,8 @@ class Spec:
     malfunctions: Mapping[PeerName, Malfunction] = field(default_factory=dict)
     final_only: bool = False
     """Measure after the last round only: on small tasks measuring costs more than training."""
+    exchange: ExchangeTerms = field(default_factory=ExchangeTerms)
+    """Which tensors the sites would send, and as what."""
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -60,6 +62,7 @@ class Spec:
                 for name, malfunction in self.malfunctions.items()
             },
             "final_only": self.final_only,
+            "exchange": self.exchange.model_dump(mode="json"),
         }
 
     @classmethod
@@ -75,6 +78,7 @@ class Spec:
                 for name, value in plain["malfunctions"].items()
             },
             final_only=plain["final_only"],
+            exchange=ExchangeTerms.model_validate(plain["exchange"]),
         )
 
 
@@ -203,7 +207,7 @@ def simulate(spec: Spec, progress: Progress = lambda done, total: None) -> SimRe
                     seat.close_alone(round)
                 else:
                     seat.close(round, [one for one in sent if one.peer != name], measure)
-        update_bytes = next(iter(seats.values())).own.stat().st_size
+        update_bytes = Path(sent[0].path).stat().st_size
         return SimResult({name: seat.rounds for name, seat in seats.items()}, update_bytes)
 
 
@@ -227,6 +231,7 @@ def take_seats(spec: Spec, folder: Path) -> dict[PeerName, Seat]:
             seed=spec.seed,
             rule=spec.rule,
             rounds=spec.rounds,
+            exchange=spec.exchange,
             malfunction=malfunction,
             tolerant=True,
         )

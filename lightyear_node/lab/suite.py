@@ -27,7 +27,15 @@ from pydantic import (
 )
 
 from lightyear_node import strict_yaml
-from lightyear_node.config import SITES_MAX, Malfunction, Name, RuleTerms, TaskEntry, validated
+from lightyear_node.config import (
+    SITES_MAX,
+    ExchangeTerms,
+    Malfunction,
+    Name,
+    RuleTerms,
+    TaskEntry,
+    validated,
+)
 from lightyear_node.errors import ConfigError
 from lightyear_node.tasks import BUILT_IN
 
@@ -128,6 +136,7 @@ class _OnTask(_Frozen):
         default=(Malfunction(kind=NONE),), min_length=1
     )
     seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
+    exchange: ExchangeTerms = ExchangeTerms()
 
     @field_validator("task")
     @classmethod

@@ -16,7 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightyear_node.config import LIGHTYEAR, SITES_MAX, Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config import (
+    LIGHTYEAR,
+    SITES_MAX,
+    ExchangeTerms,
+    Malfunction,
+    RuleTerms,
+    TaskEntry,
+)
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import view
 from lightyear_node.lab.children import Nursery, child_environment, run_until_signal
@@ -44,6 +51,7 @@ class Options:
     clients: int | None = None
     rounds: int | None = None
     seed: int = 0
+    exchange: ExchangeTerms = field(default_factory=ExchangeTerms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,7 @@ def spec_of(options: Options) -> Spec:
         task=TaskEntry(entry=built_in.entry if built_in else options.task, args=dict(options.args)),
         malfunctions=malfunctions_of(names, malfunction, options.bad, options.seed),
         final_only=True,
+        exchange=options.exchange,
     )
 
 
