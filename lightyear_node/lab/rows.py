@@ -271,6 +271,7 @@ def _order(row: Row) -> tuple[Any, ...]:
     setting = row.setting
     return (
         *(setting.task, row.grid, setting.clients, setting.rounds, setting.args or ""),
+        setting.exchange,
         *(row.fault.order, row.bad, row.rule_order, json.dumps(row.terms, sort_keys=True)),
         row.seed,
     )

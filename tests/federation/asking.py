@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from lightyear_node.barrier import Memory
-from lightyear_node.config import BarrierTerms, RuleTerms
+from lightyear_node.config import BarrierTerms, ExchangeTerms, RuleTerms
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome, Statuses
-from lightyear_node.lab.simulate import Spec, simulate_apart
+from lightyear_node.lab.simulate import SimResult, Spec, simulate_apart
 from lightyear_node.records import PeerName
 from lightyear_node.worker.jobs import verdict_to_plain
 
@@ -55,12 +55,21 @@ def phase_of(statuses: Statuses, name: PeerName) -> str | None:
     return status["phase"] if status is not None else None
 
 
-def check_as_simulated(federation: Federation, rule: RuleTerms, rounds: int) -> None:
+def check_as_simulated(
+    federation: Federation, rule: RuleTerms, rounds: int, exchange: ExchangeTerms | None = None
+) -> SimResult:
     """The running, finished sites have done what a simulation of them does, to the last bit."""
     malfunctions = {
         name: home.malfunction for name, home in federation.homes.items() if home.malfunction
     }
-    spec = Spec(list(federation.homes), rounds, SEED, rule, malfunctions=malfunctions)
+    spec = Spec(
+        list(federation.homes),
+        rounds,
+        SEED,
+        rule,
+        malfunctions=malfunctions,
+        exchange=exchange or ExchangeTerms(),
+    )
     [simulated] = simulate_apart([spec])
     for name, ours in simulated.sites.items():
         for one, entry in zip(ours, federation.rounds(name), strict=True):
@@ -69,6 +78,7 @@ def check_as_simulated(federation: Federation, rule: RuleTerms, rounds: int) -> 
             # The verdicts have the digests of what was sent, so the same bytes were.
             judged = {verdict.peer: verdict_to_plain(verdict) for verdict in one.verdicts}
             assert judged == {verdict["peer"]: verdict for verdict in entry["verdicts"]}
+    return simulated
 
 
 def metrics_of(home: SiteHome) -> dict[str, float]:

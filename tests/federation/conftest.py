@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightyear_node.config import BarrierTerms, Malfunction, RuleTerms
+from lightyear_node.config import BarrierTerms, ExchangeTerms, Malfunction, RuleTerms
 from lightyear_node.journal import Journal, Record
 from lightyear_node.lab.federation import SiteHome, lay_out, site_names
 from lightyear_node.records import PeerName
@@ -28,6 +28,7 @@ def lay_out_sites(tmp_path: Path) -> LayOut:
         barrier: BarrierTerms = QUICK,
         rule: RuleTerms | None = None,
         unreachable: Collection[PeerName] = (),
+        exchange: ExchangeTerms | None = None,
     ) -> list[SiteHome]:
         return lay_out(
             tmp_path,
@@ -38,6 +39,7 @@ def lay_out_sites(tmp_path: Path) -> LayOut:
             malfunctions=malfunctions,
             rule=rule,
             unreachable=unreachable,
+            exchange=exchange,
         )
 
     return make

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightyear_node.barrier import Cause, Decision, Memory
-from lightyear_node.errors import StoreError
+from lightyear_node.errors import ConfigError, StoreError
 from lightyear_node.journal import Journal
 from lightyear_node.ledger import Ledger
 from lightyear_node.records import Digest, Generation, PeerName, Reason, Round, Verdict
@@ -22,19 +22,20 @@ SECOND = {"alpha": {"b": 4}, "beta": {"b": 4}, "blocked": ["b"]}
 class Book:
     """A ledger in a file, which can be closed and opened again."""
 
-    def __init__(self, path: Path, rule: str = "afa") -> None:
+    def __init__(self, path: Path, rule: str = "afa", **terms: Any) -> None:
         self.path = path
         self.journal = Journal(path)
         stamps = itertools.count(self.journal.lamport + 1)
         self.ledger = Ledger(self.journal, wall_ns=lambda: 0, stamp=lambda: next(stamps))
-        self.ledger.start(schema=Digest("s"), initial_model=Digest("m"), rule=rule, about={})
+        given: dict[str, Any] = {"schema": Digest("s"), "initial_model": Digest("m"), **terms}
+        self.ledger.start(rule=rule, about={}, **given)
 
     def decide(self, round: int, state: dict[str, Any]) -> None:
         self.ledger.decide(*decided(round), state)
 
-    def reopened(self, rule: str = "afa") -> Book:
+    def reopened(self, rule: str = "afa", **terms: Any) -> Book:
         self.journal.close()
-        return Book(self.path, rule)
+        return Book(self.path, rule, **terms)
 
 
 def decided(round: int) -> tuple[Decision, Memory]:
@@ -93,3 +94,17 @@ def test_another_rule_begins_without_the_state_of_the_one_before(book: Book) -> 
     assert other.reopened().ledger.rule_state == {}
     rules = [record.body["rule"] for record in other.reopened().journal.records("start")]
     assert rules[:3] == ["afa", "patient", "afa"]
+
+
+def test_what_travels_otherwise_than_before_needs_another_state(tmp_path: Path) -> None:
+    """The last announced update is signed in the old type: nobody would take it any more."""
+    old = Book(tmp_path / "journal.db")
+    with pytest.raises(ConfigError, match=r"exchange\.dtype is bfloat16.*float32") as caught:
+        old.reopened(dtype="bfloat16")
+    assert "state_dir" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="tensors have changed") as caught:
+        Book(tmp_path / "journal.db", schema=Digest("t"))
+    assert "exchange" in str(caught.value.hint)
+    short = Book(tmp_path / "short.db", dtype="float16").reopened(dtype="float16")
+    with pytest.raises(ConfigError, match=r"exchange\.dtype is float32.*float16"):
+        short.reopened()

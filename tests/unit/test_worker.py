@@ -218,3 +218,30 @@ def test_cancelling_a_job_ends_the_child(tmp_path: Path) -> None:
         assert not psutil.pid_exists(pid)
 
     with_worker(tmp_path, use, args={"mode": "hang"})
+
+
+def test_the_daemon_learns_how_updates_are_laid_out(tmp_path: Path) -> None:
+    """Through a file, since a header may be longer than an answer; the first model is in full."""
+
+    async def use(worker: Worker) -> None:
+        answer = await worker.call("initial", **initial_arguments(tmp_path))
+        arguments = train_arguments(tmp_path)
+        assert (await worker.call("train", **arguments))["clamped"] == 0
+        header, sent = (tmp_path / "header").read_bytes(), (tmp_path / "outgoing").read_bytes()
+        assert sent.startswith(header)
+        assert answer == {"wire_raw_bytes": len(sent)}
+        base, own = (tmp_path / "base").read_bytes(), (tmp_path / "own").read_bytes()
+        assert b'"F32"' in base
+        assert b'"BF16"' in header
+        assert len(base) == len(own) > len(sent)
+
+    with_worker(tmp_path, use, exchange={"dtype": "bfloat16"})
+
+
+def test_a_pattern_that_fits_no_tensor_is_the_operators_to_correct(tmp_path: Path) -> None:
+    async def use(worker: Worker) -> None:
+        with pytest.raises(ConfigError, match=r"exchange.include.*haed") as caught:
+            await worker.open()
+        assert "0.weight" in str(caught.value.hint)
+
+    with_worker(tmp_path, use, exchange={"include": ["haed.*"]})

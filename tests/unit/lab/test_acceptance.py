@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from lightyear_node.config import Malfunction, TaskEntry
+from lightyear_node.config import ExchangeTerms, Malfunction, TaskEntry
 from lightyear_node.lab.acceptance import Spec, measure
 from lightyear_node.records import PeerName
 
@@ -57,3 +58,15 @@ def test_nothing_corrupted_is_merged(rows: list[dict[str, object]]) -> None:
 
 def test_a_spec_survives_the_way_to_the_process() -> None:
     assert Spec.of(SPEC.to_plain()) == SPEC
+    short = replace(SPEC, exchange=ExchangeTerms(dtype="float16"))
+    assert Spec.of(short.to_plain()) == short
+    # Jobs that were measured before there was a choice keep their keys.
+    assert "exchange" not in SPEC.to_plain()
+
+
+def test_rounded_messages_are_judged_as_the_whole_ones() -> None:
+    """All kinds, also the stale one, which is a file of an earlier round."""
+    few = replace(SPEC, rounds=[1])
+    whole, short = measure(few), measure(replace(few, exchange=ExchangeTerms(dtype="bfloat16")))
+    assert [row["guard"] for row in whole] == [row["guard"] for row in short]
+    assert whole != short

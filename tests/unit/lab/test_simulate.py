@@ -10,7 +10,7 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from lightyear_node.config import ALONE, Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config import ALONE, ExchangeTerms, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab.federation import LabError, site_names
 from lightyear_node.lab.simulate import Apart, SimResult, Spec, simulate, simulate_apart
@@ -142,6 +142,19 @@ def test_metrics_of_the_last_round_only() -> None:
     assert last.update_bytes == every.update_bytes > 4 * 87_178  # parameters of the digits' network
     assert SimResult.of(last.to_plain()) == last
     assert Spec.of(replace(SPEC, final_only=True).to_plain()) == replace(SPEC, final_only=True)
+
+
+def test_rounding_halves_what_is_sent_and_changes_only_what_is_merged() -> None:
+    short = replace(SPEC, rounds=1, exchange=ExchangeTerms(dtype="bfloat16"))
+    plain, rounded = simulate(replace(SPEC, rounds=1)), simulate(short)
+    assert rounded.update_bytes == pytest.approx(plain.update_bytes / 2, rel=0.02)
+    for name in NAMES:
+        before, after = plain.sites[name][0], rounded.sites[name][0]
+        assert before.local == after.local
+        assert [v.reason for v in before.verdicts] == [v.reason for v in after.verdicts]
+        assert before.merged["loss"] != after.merged["loss"]
+        assert before.merged["loss"] == pytest.approx(after.merged["loss"], rel=0.02)
+    assert Spec.of(short.to_plain()) == short
 
 
 def test_the_malfunction_spoils_only_what_is_sent() -> None:

@@ -300,3 +300,16 @@ def test_neither_torch_nor_numpy_is_needed_to_read_a_suite() -> None:
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
     )
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.usefixtures("folder")
+def test_how_weights_travel_is_part_of_the_work_where_it_is_not_as_usual() -> None:
+    usual = expand(suite_with())
+    assert expand(suite_with(exchange={"dtype": "float32", "include": ["*"]})) == usual
+    assert all("exchange" not in job.identity() for job in usual)
+    short = expand(suite_with(exchange={"dtype": "bfloat16", "exclude": ["*.bias"]}))
+    assert {job.work for job in short}.isdisjoint(job.work for job in usual)
+    told = {"dtype": "bfloat16", "exclude": ["*.bias"]}
+    assert all(job.identity()["exchange"] == told for job in short)
+    assert {job.spec().exchange.dtype for job in short} == {"bfloat16"}
+    assert "'float16'" in refusal(exchange={"dtype": "flaot16"})

@@ -6,6 +6,7 @@ import hashlib
 import json
 import struct
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -23,10 +24,13 @@ from lightyear_node.learning import (
     exchanged,
     header_bytes,
     load_into,
+    rounded,
     write,
 )
 from lightyear_node.learning.rules import Share, mixed
 from lightyear_node.records import PeerName
+
+SHORT = [torch.bfloat16, torch.float16]
 
 
 def sample() -> dict[str, Tensor]:
@@ -181,16 +185,144 @@ def test_loading_replaces_floats_and_leaves_the_rest(tmp_path: Path) -> None:
         load_into(ours, {"0.bias": torch.zeros(1)})  # would broadcast
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_merging_many_files_holds_one_tensor_of_each(tmp_path: Path) -> None:
-    tensors = {f"{index}.weight": torch.randn(512, 1024) for index in range(8)}  # 16 MiB
+def never(count: int) -> None:
+    raise AssertionError(f"{count} entries were too large")
+
+
+def sent(path: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> tuple[Layout, Layout]:
+    """Written as it travels; the model's own layout, and that of the wire."""
     layout = Layout.of(tensors)
+    wire = layout.shortened(dtype)
+    write(path, wire, rounded(tensors, wire, never))
+    return layout, wire
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_longer_types_are_rounded_and_shorter_ones_stay(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = sample()
+    layout, wire = sent(tmp_path / "w", tensors, dtype)
+    kept = {"b.half": torch.float16, "brain": torch.bfloat16}
+    theirs = load_file(tmp_path / "w")
+    for name, tensor in tensors.items():
+        assert same(theirs[name], tensor.to(kept.get(name, dtype)))
+    assert list(wire.entries) == sorted(tensors)  # all are of one size now
+    with Weights(tmp_path / "w", layout, wire) as weights:
+        layout.check(weights)
+        assert list(weights) == list(layout.entries)
+        for name, tensor in tensors.items():
+            assert same(weights[name], tensor.to(kept.get(name, dtype)).to(tensor.dtype))
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_a_rounded_file_is_half_as_long_and_rounding_it_again_changes_nothing(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    tensors = {"a": torch.randn(300, 100), "b": torch.randn(100)}
+    layout, wire = sent(tmp_path / "w", tensors, dtype)
+    data = layout.file_bytes - len(layout.header)
+    assert (tmp_path / "w").stat().st_size == wire.file_bytes == len(wire.header) + data // 2
+    assert wire.schema != layout.schema
+    with Weights(tmp_path / "w", layout, wire) as weights:
+        error = (weights["a"] - tensors["a"]).abs()
+        assert 0 < float((error / tensors["a"].abs()).max()) <= torch.finfo(dtype).eps / 2
+        sent(tmp_path / "again", dict(weights), dtype)
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "w").read_bytes()
+
+
+def test_only_the_layout_of_the_wire_is_taken_from_it(tmp_path: Path) -> None:
+    layout, wire = sent(tmp_path / "short", sample(), torch.bfloat16)
+    saved(tmp_path / "full", sample())
+    for path, *layouts in (
+        ("short", layout),
+        ("full", layout, wire),
+        ("short", layout, layout.shortened(torch.float16)),
+    ):
+        with pytest.raises(SchemaMismatch):
+            Weights(tmp_path / path, *layouts)
+
+
+def test_what_is_too_large_becomes_the_largest_and_what_is_no_number_stays() -> None:
+    inf, nan = torch.inf, torch.nan
+    values = {
+        "w": torch.tensor([65519.0, 65520.0, -1e9, 3e38, inf, -inf, nan, 1e-7, 0.0]),
+        "v": torch.tensor([1e300, -1.0], dtype=torch.float64),
+    }
+    layout, counts = Layout.of(values), []
+    half = dict(rounded(values, layout.shortened(torch.float16), counts.append))
+    top = 65504.0
+    assert half["w"][:6].tolist() == [top, top, -top, top, inf, -inf]
+    assert half["w"][6].isnan()
+    assert half["v"].tolist() == [top, -1.0]
+    assert sorted(counts) == [1, 3]
+    counts.clear()
+    brain = dict(rounded(values, layout.shortened(torch.bfloat16), counts.append))
+    assert brain["v"][0] == torch.finfo(torch.bfloat16).max
+    assert float(brain["w"][3]) == pytest.approx(3e38, rel=0.01)
+    assert counts == [1]
+
+
+def test_a_tied_weight_is_written_into_both_places(tmp_path: Path) -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    load_into(model, {"0.weight": torch.full((3, 3), 5.0)})
+    assert second.weight is first.weight
+    assert bool((second.weight == 5).all())
+
+
+def test_asking_for_a_name_reads_nothing(tmp_path: Path) -> None:
+    layout = saved(tmp_path / "w", sample())
+    weights = Weights(tmp_path / "w", layout)
+    weights.close()
+    assert "scalar" in weights
+    assert "stray" not in weights
+
+
+def many(folder: Path, dtype: torch.dtype | None) -> tuple[Layout, list[Weights]]:
+    """Twelve files of 16 MiB, or of half of that."""
+    tensors = {f"{index}.weight": torch.randn(512, 1024) for index in range(8)}
+    layout = Layout.of(tensors)
+    wire = layout if dtype is None else layout.shortened(dtype)
     for peer in range(12):
-        write(tmp_path / str(peer), layout, tensors)
-    peers = [Weights(tmp_path / str(peer), layout) for peer in range(12)]
+        write(folder / str(peer), wire, rounded(tensors, wire, never))
+    return layout, [Weights(folder / str(peer), layout, wire) for peer in range(12)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_merging_many_files_holds_one_tensor_of_each(
+    tmp_path: Path, dtype: torch.dtype | None
+) -> None:
+    layout, peers = many(tmp_path, dtype)
     shares = [Share(PeerName(f"p{i}"), peer, 1 / 12) for i, peer in enumerate(peers)]
     process = psutil.Process()
     before, peak = process.memory_info().rss, 0
     for _ in mixed(peers[0], shares):
         peak = max(peak, process.memory_info().rss)
     assert peak - before < 3 * layout.file_bytes  # all twelve would be 192 MiB
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_loading_a_file_holds_a_piece_of_it(
+    tmp_path: Path, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Converted tensors are copies: they must not all be there at once."""
+    monkeypatch.setattr("lightyear_node.learning.weights.LOAD_BYTES_MAX", 5 << 20)
+    _, [weights, *_] = many(tmp_path, dtype)
+
+    class Watching(nn.Module):
+        held: ClassVar[list[int]] = []
+
+        def __init__(self) -> None:
+            super().__init__()
+            for index in range(8):
+                self.add_module(str(index), nn.Linear(1024, 512, bias=False))
+
+        def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+            self.held.append(sum(tensor.nbytes for tensor in state.values()))
+            return super().load_state_dict(state, *args, **kwargs)
+
+    model = Watching()
+    load_into(model, weights)
+    assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
+    assert Watching.held == [6 << 20, 6 << 20, 4 << 20]
