@@ -145,13 +145,13 @@ def test_metrics_of_the_last_round_only() -> None:
 
 
 def test_rounding_halves_what_is_sent_and_changes_only_what_is_merged() -> None:
-    short = replace(SPEC, rounds=1, exchange=ExchangeTerms(dtype="bfloat16"))
-    plain, rounded = simulate(replace(SPEC, rounds=1)), simulate(short)
+    whole = replace(under("fedavg"), rounds=1, malfunctions={})
+    short = replace(whole, exchange=ExchangeTerms(dtype="bfloat16"))
+    plain, rounded = simulate(whole), simulate(short)
     assert rounded.update_bytes == pytest.approx(plain.update_bytes / 2, rel=0.02)
     for name in NAMES:
         before, after = plain.sites[name][0], rounded.sites[name][0]
         assert before.local == after.local
-        assert [v.reason for v in before.verdicts] == [v.reason for v in after.verdicts]
         assert before.merged["loss"] != after.merged["loss"]
         assert before.merged["loss"] == pytest.approx(after.merged["loss"], rel=0.02)
     assert Spec.of(short.to_plain()) == short
