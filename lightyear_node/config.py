@@ -26,6 +26,8 @@ from lightyear_node.records import Digest, Fingerprint, PeerName
 
 NODE_FILE = "node.yaml"
 SITES_MAX = 64
+PINS_MAX = 2
+"""Certificates of one site: the one in use, and the one that is to follow it."""
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})$"
 FINGERPRINT_PATTERN = r"^SHA256:[A-Za-z0-9+/]{43}$"
@@ -153,9 +155,9 @@ class Peer(_Frozen):
     """None for a site that nobody can reach: it opens all its connections itself."""
     fingerprint: Annotated[
         tuple[Annotated[str, Field(pattern=FINGERPRINT_PATTERN)], ...], BeforeValidator(_as_list)
-    ] = Field(min_length=1, max_length=2)
+    ] = Field(min_length=1, max_length=PINS_MAX)
     certificate: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(
-        min_length=1, max_length=2
+        min_length=1, max_length=PINS_MAX
     )
 
 

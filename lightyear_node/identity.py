@@ -39,6 +39,9 @@ BACKDATED = timedelta(days=1)
 CERTIFICATE_BYTES_MAX = 4096
 """Ours have about 500; the limit keeps a hostile one from the parser."""
 
+NEXT_DIR = "next"
+"""Below the keys: the TLS key and certificate that a renewal has prepared."""
+
 MANIFEST_DOMAIN = b"lightyear-node manifest 2\0"
 """First bytes of what is signed, so that no other signature of this key can pass for a manifest."""
 
@@ -105,9 +108,19 @@ class Identity:
     @classmethod
     def load(cls, keys_dir: Path) -> Identity:
         """Read what `save` wrote; a key that others could read or replace is refused."""
-        tls_key_pem = _read(keys_dir / "tls.key", private=True)
+        coming = keys_dir / NEXT_DIR
+        # A renewal moves the key first: where it was cut short, the certificate that belongs to
+        # the new key has still to follow.
+        half_way = (coming / "tls.crt").exists() and not (coming / "tls.key").exists()
+        certificate = (coming if half_way else keys_dir) / "tls.crt"
+        return cls.load_pair(keys_dir, keys_dir / "tls.key", certificate)
+
+    @classmethod
+    def load_pair(cls, keys_dir: Path, tls_key_file: Path, certificate_file: Path) -> Identity:
+        """With another TLS key and certificate than those in use, but the same signing key."""
+        tls_key_pem = _read(tls_key_file, private=True)
         signing_pem = _read(keys_dir / "sign.key", private=True)
-        certificate_pem = _read(keys_dir / "tls.crt", private=False)
+        certificate_pem = _read(certificate_file, private=False)
         try:
             der = x509.load_pem_x509_certificate(certificate_pem).public_bytes(
                 serialization.Encoding.DER
@@ -119,12 +132,12 @@ class Identity:
         certificate = Certificate.parse(der)
         certified = x509.load_der_x509_certificate(der).public_key()
         if tls_key.public_key() != certified:
-            raise ConfigError(f"{keys_dir}/tls.key does not belong to {keys_dir}/tls.crt")
+            raise ConfigError(f"{tls_key_file} does not belong to {certificate_file}")
         if (
             not isinstance(signing_key, Ed25519PrivateKey)
             or signing_key.public_key().public_bytes_raw() != certificate.signing_key
         ):
-            raise ConfigError(f"{keys_dir}/sign.key is not the one named in {keys_dir}/tls.crt")
+            raise ConfigError(f"{keys_dir}/sign.key is not the one named in {certificate_file}")
         return cls(certificate, tls_key_pem, signing_key)
 
     def save(self, keys_dir: Path) -> None:
@@ -138,12 +151,13 @@ class Identity:
         if present:
             raise ConfigError(
                 f"{keys_dir} already has {', '.join(present)}",
-                hint="the peers know this site by these keys; move them away to start afresh",
+                hint="the peers know this site by these keys: `lightyear-node renew` makes a new"
+                " certificate; move them away to start afresh",
             )
         try:
             keys_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name, content in files.items():
-                _write_new(keys_dir / name, content)
+                write_private(keys_dir / name, content)
         except OSError as error:
             raise ConfigError(f"cannot write keys to {keys_dir}: {error.strerror}") from error
 
@@ -167,15 +181,17 @@ class Joined:
     certificate: Certificate
 
 
-def make_identity(name: str, now: datetime) -> Identity:
-    """New keys and a new certificate for a site of this name."""
+def make_identity(
+    name: str, now: datetime, signing_key: Ed25519PrivateKey | None = None
+) -> Identity:
+    """New keys and a new certificate for a site of this name; a renewal keeps the signing key."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be a site's name",
             hint="lower-case letters, digits and inner hyphens, at most 63: for example site-a",
         )
     tls_key = ec.generate_private_key(ec.SECP256R1())
-    signing_key = Ed25519PrivateKey.generate()
+    signing_key = signing_key or Ed25519PrivateKey.generate()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     key_id = x509.SubjectKeyIdentifier.from_public_key(tls_key.public_key())
     signing_uri = _SIGNING_KEY_URI + signing_key.public_key().public_bytes_raw().hex()
@@ -370,7 +386,8 @@ def _read(path: Path, *, private: bool) -> bytes:
         return file.read(CERTIFICATE_BYTES_MAX * 2)
 
 
-def _write_new(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
+    """A new file for the owner alone, on the disk when this returns."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(fd, "wb") as file:
         file.write(content)

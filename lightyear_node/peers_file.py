@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from lightyear_node.config import Agreement, Peer, load_agreement
+from lightyear_node import identity
+from lightyear_node.config import PINS_MAX, Agreement, Peer, load_agreement
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import Joined
 
@@ -34,8 +36,11 @@ def peer_of(joined: Joined) -> Peer:
 def add_peers(
     path: Path, joined: Sequence[Joined], federation: str | None, rounds: int | None = None
 ) -> Agreement:
-    """Add sites to the file, or begin it; a site that is already there is replaced by name."""
-    new = {site.name: peer_of(site) for site in joined}
+    """Add sites to the file, or begin it.
+
+    A site that is already there keeps the certificate it had, as the first of two pins: so it can
+    change from one to the other while everybody goes on.
+    """
     if path.exists():
         agreement = load_agreement(path)
         if federation is not None and federation != agreement.federation:
@@ -43,14 +48,79 @@ def add_peers(
                 f"{path} belongs to the federation `{agreement.federation}`",
                 hint="leave --federation out, or name another file with --peers",
             )
-        kept = [peer for peer in agreement.peers if peer.name not in new]
+        peers = {peer.name: peer for peer in agreement.peers}
         values = agreement.model_dump(exclude_unset=True)
     else:
-        kept = []
+        peers = {}
         values = {"version": 1, "federation": federation or "federation"}
     if rounds is not None:
         values["rounds"] = rounds
-    peers = sorted([*kept, *new.values()], key=lambda peer: peer.name)
+    for site in joined:
+        new = peer_of(site)
+        peers[site.name] = _with_pin(path, peers.get(site.name), new)
+    return _rewrite(path, values, sorted(peers.values(), key=lambda peer: peer.name))
+
+
+def remove_peer(path: Path, name: str, fingerprint: str | None = None) -> Agreement:
+    """Remove a site, or one of its two certificates."""
+    agreement = load_agreement(path)
+    listed = {peer.name: peer for peer in agreement.peers}
+    if name not in listed:
+        raise ConfigError(
+            f"{path}: there is no site `{name}` in it", hint=f"it has {', '.join(listed)}"
+        )
+    if fingerprint is None:
+        del listed[name]
+    else:
+        listed[name] = _without_pin(path, listed[name], fingerprint)
+    return _rewrite(path, agreement.model_dump(exclude_unset=True), listed.values())
+
+
+def _with_pin(path: Path, listed: Peer | None, new: Peer) -> Peer:
+    if listed is None:
+        return new
+    if new.fingerprint[0] in listed.fingerprint:
+        return listed.model_copy(update={"address": new.address})
+    if len(listed.fingerprint) == PINS_MAX:
+        raise ConfigError(
+            f"{path}: {new.name} has two certificates already",
+            hint="remove the one that is not used any more first: `lightyear-node peers remove"
+            f" {new.name} --fingerprint {listed.fingerprint[0]}`",
+        )
+    return Peer(
+        name=new.name,
+        address=new.address,
+        fingerprint=(*listed.fingerprint, *new.fingerprint),
+        certificate=(*listed.certificate, *new.certificate),
+    )
+
+
+def _without_pin(path: Path, listed: Peer, fingerprint: str) -> Peer:
+    if fingerprint not in listed.fingerprint:
+        raise ConfigError(
+            f"{path}: {listed.name} has no certificate {fingerprint}",
+            hint=f"it has {' and '.join(listed.fingerprint)}",
+        )
+    if len(listed.fingerprint) == 1:
+        raise ConfigError(
+            f"{path}: {fingerprint} is the only certificate of {listed.name}",
+            hint=f"remove the whole site with `lightyear-node peers remove {listed.name}`",
+        )
+    # The two lists need not be in the same order: people may write this file, too.
+    pins = [pin for pin in listed.fingerprint if pin != fingerprint]
+    texts = [text for text in listed.certificate if _fingerprint_of(text) != fingerprint]
+    return listed.model_copy(update={"fingerprint": tuple(pins), "certificate": tuple(texts)})
+
+
+def _fingerprint_of(text: str) -> str | None:
+    """Of a certificate as it stands in the file; None if that is damaged."""
+    try:
+        return identity.fingerprint(base64.b64decode("".join(text.split()), validate=True))
+    except binascii.Error:
+        return None
+
+
+def _rewrite(path: Path, values: dict[str, Any], peers: Iterable[Peer]) -> Agreement:
     # Validated again: two names could share an address.
     try:
         agreement = Agreement(**{**values, "peers": [peer.model_dump() for peer in peers]})
@@ -67,7 +137,10 @@ def write_agreement(path: Path, agreement: Agreement) -> None:
     text = _HEAD + yaml.safe_dump(plain, sort_keys=False, width=10_000)
     temporary = path.with_name(path.name + ".new")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as problem:
         raise ConfigError(f"{path}: cannot be written: {problem.strerror}") from None

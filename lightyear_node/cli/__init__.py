@@ -49,7 +49,8 @@ def _options(
 
 
 def main() -> None:
-    from lightyear_node.cli import check, demo, keys, lab, run, watch  # noqa: F401 - they register
+    # Each registers its commands.
+    from lightyear_node.cli import check, demo, keys, lab, renew, run, watch  # noqa: F401
 
     try:
         app()

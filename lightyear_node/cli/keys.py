@@ -108,7 +108,10 @@ def add(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds to run.", min=1)] = None,
 ) -> None:
-    """Add sites to peers.yaml, or begin it.  Give every site the same file."""
+    """Add sites to peers.yaml, or begin it.  Give every site the same file.
+
+    A new certificate of a site that is there already is added beside the old one.
+    """
     from lightyear_node.identity import parse_join_line
     from lightyear_node.peers_file import add_peers
 
@@ -118,6 +121,23 @@ def add(
     typer.echo(f"{peers}: federation {agreement.federation} with {names}", err=True)
     for site in sites:
         typer.echo(f"{site.name} {site.certificate.fingerprint}")
+
+
+@peers_app.command("remove")
+def remove(
+    name: Annotated[str, typer.Argument(help="The site, by its name in peers.yaml.")],
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(help="Remove only this one of its two certificates: SHA256:…"),
+    ] = None,
+    peers: PeersOption = Path("peers.yaml"),
+) -> None:
+    """Remove a site from peers.yaml, or its old certificate.  Running nodes act on it at once."""
+    from lightyear_node.peers_file import remove_peer
+
+    agreement = remove_peer(peers, name, fingerprint)
+    names = ", ".join(peer.name for peer in agreement.peers) or "nobody"
+    typer.echo(f"{peers}: federation {agreement.federation} with {names}", err=True)
 
 
 @peers_app.command("list")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,15 +83,97 @@ def test_peers_list_in_both_formats(homes: Path) -> None:
     assert [line.split("\t")[0] for line in table] == ["site-a", "site-b"]
 
 
-def test_adding_a_site_again_replaces_it(homes: Path, tmp_path: Path) -> None:
+def test_a_new_certificate_of_a_site_is_pinned_beside_the_old_one(
+    homes: Path, tmp_path: Path
+) -> None:
     peers = tmp_path / "peers.yaml"
     peers.write_bytes((homes / "peers.yaml").read_bytes())
-    run("init", "new", "--name", "site-b", "--address", "other:99", cwd=tmp_path)
-    line = run("id", "--home", "new", cwd=tmp_path).stdout.strip()
-    assert run("peers", "add", line, cwd=tmp_path).returncode == 0
-    listed = json.loads(run("peers", "list", "--format", "json", cwd=tmp_path).stdout)["data"]
-    assert [peer["address"] for peer in listed["peers"]][1:] == ["other:99"]
+    lines = []
+    for number in range(2):
+        folder = f"new-{number}"
+        run("init", folder, "--name", "site-b", "--address", f"other:{90 + number}", cwd=tmp_path)
+        lines.append(run("id", "--home", folder, cwd=tmp_path).stdout.strip())
+    assert run("peers", "add", lines[0], cwd=tmp_path).returncode == 0
+    site_b = listed_in(tmp_path)[1]
+    assert site_b["address"] == "other:90"
+    old, new = site_b["fingerprint"]
+    assert old in (homes / "peers.yaml").read_text()
+
+    words = failure(78, "peers", "add", lines[1], cwd=tmp_path)
+    assert "two certificates already" in words
+    assert f"peers remove site-b --fingerprint {old}" in words
+    assert listed_in(tmp_path)[1] == site_b
+    # The line of one that is there changes nothing but the address.
+    assert run("peers", "add", lines[0].replace(":90", ":95"), cwd=tmp_path).returncode == 0
+    assert listed_in(tmp_path)[1] == {**site_b, "address": "other:95"}
+
+    assert run("peers", "remove", "site-b", "--fingerprint", old, cwd=tmp_path).returncode == 0
+    assert listed_in(tmp_path)[1]["fingerprint"] == [new]
+    words = failure(78, "peers", "remove", "site-b", "--fingerprint", new, cwd=tmp_path)
+    assert "the only certificate" in words
+    assert "`lightyear-node peers remove site-b`" in words
+    words = failure(78, "peers", "remove", "site-b", "--fingerprint", old, cwd=tmp_path)
+    assert f"it has {new}" in words
+    # What is left is a pair that belongs together.
+    home = tmp_path / "new-0"
+    assert "cannot run a federation" in failure(
+        78, "start", "--peers", str(_without(tmp_path, "site-a")), "--home", str(home), cwd=tmp_path
+    )
+
+
+def _without(folder: Path, name: str) -> Path:
+    assert run("peers", "remove", name, cwd=folder).returncode == 0
+    return folder / "peers.yaml"
+
+
+def listed_in(folder: Path) -> list[dict[str, Any]]:
+    listed = json.loads(run("peers", "list", "--format", "json", cwd=folder).stdout)["data"]
     assert listed["federation"] == "ward"
+    return list(listed["peers"])
+
+
+def test_a_site_is_removed_by_its_name(homes: Path, tmp_path: Path) -> None:
+    (tmp_path / "peers.yaml").write_bytes((homes / "peers.yaml").read_bytes())
+    assert "it has site-a, site-b" in failure(78, "peers", "remove", "site-x", cwd=tmp_path)
+    assert run("peers", "remove", "site-a", cwd=tmp_path).returncode == 0
+    assert [peer["name"] for peer in listed_in(tmp_path)] == ["site-b"]
+
+
+def test_renewing_in_the_order_that_the_commands_say(homes: Path, tmp_path: Path) -> None:
+    home = tmp_path / "site-a"
+    shutil.copytree(homes / "site-a", home)
+    shutil.copy(homes / "peers.yaml", tmp_path)
+    in_file = ("--home", "site-a")
+    assert "run `lightyear-node renew` first" in failure(
+        78, "renew", "--activate", *in_file, cwd=tmp_path
+    )
+
+    def in_use() -> dict[str, str]:
+        shown = run("id", *in_file, "--format", "json", cwd=tmp_path).stdout
+        return dict(json.loads(shown)["data"])
+
+    before = in_use()
+
+    first, again = (run("renew", *in_file, cwd=tmp_path) for _ in range(2))
+    assert first.returncode == again.returncode == 0, first.stderr
+    assert first.stdout == again.stdout
+    assert first.stderr.startswith("Prepared")
+    assert again.stderr.startswith("Already prepared")
+    # Until it is activated, nothing else is in use than before.
+    assert (
+        json.loads(run("id", *in_file, "--format", "json", cwd=tmp_path).stdout)["data"] == before
+    )
+
+    words = failure(78, "renew", "--activate", *in_file, cwd=tmp_path)
+    assert "does not list the new certificate" in words
+    assert "peers add" in words
+    assert run("peers", "add", first.stdout.strip(), cwd=tmp_path).returncode == 0
+    done = run("renew", "--activate", *in_file, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"peers remove site-a --fingerprint {before['fingerprint']}" in done.stderr
+    after = in_use()
+    assert after["join"] == first.stdout.strip()
+    assert listed_in(tmp_path)[0]["fingerprint"] == [before["fingerprint"], after["fingerprint"]]
 
 
 def test_a_damaged_join_line_is_refused(homes: Path) -> None:
@@ -213,7 +297,7 @@ def test_usage_errors_and_help(tmp_path: Path) -> None:
     assert run("no-such-command", cwd=tmp_path).returncode == 2
     shown = run("--help", cwd=tmp_path)
     assert shown.returncode == 0
-    for command in ("demo", "init", "id", "peers", "start", "status", "health"):
+    for command in ("demo", "init", "id", "peers", "renew", "start", "status", "health"):
         assert command in shown.stdout
 
 
