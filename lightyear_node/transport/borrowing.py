@@ -130,7 +130,7 @@ class Borrowed:
     def fetch(self, request: Message) -> _BorrowedPieces:
         return _BorrowedPieces(self._peer, self._lines, request)
 
-    async def close(self, grace_s: float | None = None) -> None:
+    async def close(self) -> None:
         """The lines are the peer's own."""
 
     async def _asked(self, question: Message, kind: str) -> Message:

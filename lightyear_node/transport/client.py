@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
@@ -40,8 +41,6 @@ _LINE_BROKE = (
     StatusCode.UNKNOWN,
     StatusCode.DATA_LOSS,
 )
-_WORTH_TRYING_AGAIN = (Reason.TRUNCATED, Reason.UNREACHABLE)
-"""Broken lines and busy sites; one that was silent for too long may have its place taken."""
 
 
 class PeerClient:
@@ -50,10 +49,20 @@ class PeerClient:
     def __init__(self, peer: PeerName, line: Line) -> None:
         self.peer = peer
         self.line = line
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
 
-    async def close(self, grace_s: float | None = None) -> None:
-        """Calls still running then are cancelled."""
-        await self.line.close(grace_s)
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Calls still running after `grace_s` are cut off, and fail as unreachable."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._idle.wait()
+        finally:
+            self._closed = True
+            await self.line.close()
 
     async def hello(self, hello: Hello) -> Hello:
         with self._blamed():
@@ -77,16 +86,17 @@ class PeerClient:
         end it, and the next fetch of the same update goes on from there.
         """
         started, total, failures, here = _now(), Transfer(0, 0, 0.0), 0, 0
-        while not store.has(manifest.update.digest):
-            try:
-                total += await self._fetch_once(manifest, store, grid, on_progress)
-            except _Cut as cut:
-                total += cut.moved
-                failures = 0 if cut.done_bytes > here else failures + 1
-                here = max(here, cut.done_bytes)
-                if failures > limits.FETCH_TRIES or cut.problem.reason not in _WORTH_TRYING_AGAIN:
-                    raise cut.problem from None
-                await asyncio.sleep(random.uniform(0, _pause_s(failures)))
+        with self._at_work():
+            while not store.has(manifest.update.digest):
+                try:
+                    total += await self._fetch_once(manifest, store, grid, on_progress)
+                except _Cut as cut:
+                    total += cut.moved
+                    failures = 0 if cut.done_bytes > here else failures + 1
+                    here = max(here, cut.done_bytes)
+                    if self._closed or failures > limits.FETCH_TRIES or not cut.worth_another_try:
+                        raise cut.problem from None
+                    await asyncio.sleep(random.uniform(0, _pause_s(failures)))
         return Transfer(total.raw_bytes, total.wire_bytes, _now() - started)
 
     async def _fetch_once(
@@ -171,10 +181,30 @@ class PeerClient:
         return messages.chunk_from(piece, due)
 
     @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    @contextlib.contextmanager
     def _blamed(self) -> Iterator[None]:
         """Everything that can go wrong with a peer, as an error that names the peer."""
         try:
-            yield
+            with self._at_work():
+                yield
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            # gRPC ends a closed channel's calls as if the caller had been cancelled.
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+            raise PeerUnreachable(
+                self.peer, Reason.UNREACHABLE, "the settings have changed meanwhile"
+            ) from None
         except LineFailed as failure:
             raise explain(self.peer, self.line.address, failure.code, failure.details) from None
         except TimeoutError:
@@ -199,6 +229,11 @@ class _Cut(Exception):
         self.problem = problem
         self.moved = moved
         self.done_bytes = done_bytes
+
+    @property
+    def worth_another_try(self) -> bool:
+        """Broken lines and busy sites; who was silent for too long may have lost its turn."""
+        return self.problem.reason in (Reason.TRUNCATED, Reason.UNREACHABLE)
 
 
 async def _read(stream: Stream) -> Message | None:

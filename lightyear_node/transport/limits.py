@@ -47,6 +47,8 @@ GIVE_UP_S = 1.0
 """For the reader of a stalled stream to learn why it ends; then its connection is cut."""
 STOP_S = 2.0
 """Calls still running when the node stops get so long; a fetch that is cut resumes elsewhere."""
+RETIRE_S = 600.0
+"""A fetch that runs while our certificate or the peer's address changes may end on the old line."""
 
 # -- how many -------------------------------------------------------------------------------------
 FETCHES_PER_PEER_MAX = 2

@@ -53,7 +53,7 @@ class Line(Protocol):
 
     def fetch(self, request: Message) -> Stream: ...
 
-    async def close(self, grace_s: float | None = None) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Direct:
@@ -95,9 +95,9 @@ class Direct:
         """A stream for one call in the other direction."""
         return self._stub.Lend()
 
-    async def close(self, grace_s: float | None = None) -> None:
-        """Calls still running then are cancelled."""
-        await self._channel.close(grace_s)
+    async def close(self) -> None:
+        """Calls still running are cancelled."""
+        await self._channel.close()
 
 
 class _Pieces:

@@ -28,9 +28,9 @@ from lightyear_node.identity import Certificate, Identity, fingerprint
 from lightyear_node.records import Fingerprint, PeerName
 from lightyear_node.transport import limits
 from lightyear_node.transport.borrowing import LentLines
-from lightyear_node.transport.cutting import cut
 from lightyear_node.transport.doorway import Doorway
 from lightyear_node.transport.gate import Ask
+from lightyear_node.transport.hanging_up import hang_up
 from lightyear_node.transport.messages import Malformed, Message
 from lightyear_node.transport.service import Denied, Host, Service
 from lightyear_node.v1 import exchange_pb2 as pb
@@ -53,6 +53,8 @@ class ExchangeServer:
         self._doorway = Doorway(limits.HANDSHAKE_S)
         self._calls = _Calls(service, host, self._doorway, self.lent)
         self._server: grpc.aio.Server | None = None
+        if not any(pins.values()):
+            raise ConfigError("there is no peer whose certificate could be accepted")
         self.admit(identity, pins)
 
     def admit(self, identity: Identity, pins: Pins) -> None:
@@ -61,11 +63,10 @@ class ExchangeServer:
         Whoever is no longer among them loses its connections at once.
         """
         certificates = [certificate for pinned in pins.values() for certificate in pinned]
-        if not certificates:
-            # gRPC takes no roots to mean every public authority.
-            raise ConfigError("there is no peer whose certificate could be accepted")
-        self._identity = identity
-        self._roots = b"".join(certificate.pem for certificate in certificates)
+        # gRPC takes no roots to mean every public authority.  When everybody has been removed,
+        # TLS lets nobody in but ourselves, and we are nobody whose call is answered.
+        roots = b"".join(certificate.pem for certificate in certificates)
+        self._identity, self._roots = identity, roots or identity.certificate.pem
         self._calls.admit(pins)
 
     async def start(self, listen: str) -> int:
@@ -142,10 +143,10 @@ class _Calls:
             certificate.fingerprint: peer for peer, pinned in pins.items() for certificate in pinned
         }
         self._service.gate.keep(pins)
-        for connection, certificate in list(self._connections.items()):
-            if certificate not in self._peers:
-                del self._connections[connection]
-                cut(connection)
+        withdrawn = {name for name, pin in self._connections.items() if pin not in self._peers}
+        for connection in withdrawn:
+            del self._connections[connection]
+        hang_up(withdrawn)
 
     def _answering(
         self, ask: Ask, answer: Callable[[PeerName, bytes], Awaitable[Message]]
@@ -181,7 +182,7 @@ class _Calls:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.GIVE_UP_S):
                     await context.abort(denied.code, denied.details)
-            cut(context.peer())
+            hang_up({context.peer()})
         except (grpc.aio.UsageError, grpc.aio.InternalError):
             # The peer hung up in the middle of an answer, which gRPC would log as our failure.
             raise asyncio.CancelledError from None

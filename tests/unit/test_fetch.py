@@ -406,19 +406,6 @@ def test_withdrawing_the_pin_ends_a_transfer_that_is_under_way(tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def test_withdrawing_the_pin_of_a_stalled_reader_frees_its_place_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = FakeHost(offering(tmp_path / "offered"))
-        async with serving(host, peers=(B, C)) as (server, address), raw_stub(address, B) as stub:
-            call = stub.Fetch(pb.FetchRequest(digest=bytes.fromhex(DIGEST)))
-            await call.read()  # the list, and then no more
-            server.admit(A, pins(C))
-            async with asyncio.timeout(1):
-                assert await call.code() is grpc.StatusCode.UNAVAILABLE
-
-    asyncio.run(scenario())
-
-
 def test_a_chunk_that_does_not_exist_cannot_be_asked_for(tmp_path: Path) -> None:
     async def scenario() -> None:
         host = FakeHost(offering(tmp_path / "offered"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 from lightyear_node.admission import refusal
 from lightyear_node.errors import (
     ConfigError,
+    PeerError,
     PeerMisbehaved,
     PeerRefusedUs,
     PeerUnreachable,
 )
+from lightyear_node.identity import Identity
 from lightyear_node.records import Announcement, PeerName, Reason, Round, SignedManifest
 from lightyear_node.store import Store
 from lightyear_node.transport import limits
@@ -126,7 +129,7 @@ def test_a_connection_that_outlives_its_pin_is_refused_at_every_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Should cutting fail, as where the system does not show a process its sockets."""
-    monkeypatch.setattr("lightyear_node.transport.server.cut", lambda connection: False)
+    monkeypatch.setattr("lightyear_node.transport.server.hang_up", lambda connections: None)
 
     async def scenario() -> None:
         host = FakeHost()
@@ -154,6 +157,65 @@ def test_our_own_certificate_is_renewed_without_restart() -> None:
             await new.hello(HELLO)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("left", [(B, C), (C,), ()], ids=["its other pin", "others", "nobody"])
+def test_a_withdrawn_pin_ends_a_stream_at_once_whose_reader_does_not_read(
+    tmp_path: Path, left: tuple[Identity, ...]
+) -> None:
+    async def scenario() -> None:
+        host = FakeHost(offering(tmp_path / "offered"))
+        request = pb.FetchRequest(digest=bytes.fromhex(DIGEST))
+        async with (
+            serving(host, peers=(B_RENEWED, B, C)) as (server, address),
+            raw_stub(address, C) as bystander,
+            raw_stub(address, B_RENEWED) as stub,
+        ):
+            untouched, stalled = bystander.Fetch(request), stub.Fetch(request)
+            for call in (untouched, stalled):
+                await call.read()
+            server.admit(A, pins(*left))
+            async with asyncio.timeout(1):
+                assert await stalled.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.Hello(pb.Greeting())
+            if left:
+                assert await _status(untouched) is grpc.StatusCode.OK
+        assert len(host.transfers) == len(left[-1:])
+
+    asyncio.run(scenario())
+
+
+def test_closing_a_client_cuts_a_fetch_or_lets_it_end(tmp_path: Path) -> None:
+    async def scenario(grace_s: float) -> None:
+        host, store = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / f"{grace_s}")
+        host.gates["offer"] = asyncio.Event()
+        async with serving(host) as (_, address), asyncio.TaskGroup() as tasks:
+            client = PeerClient(A.name, Direct(A.name, address, [A.certificate], B))
+            fetch = tasks.create_task(outcome(client.fetch(MANIFEST, store, GRID)))
+            await host.until(lambda: bool(host.heard))
+            closing = tasks.create_task(client.close(grace_s))
+            if not grace_s:
+                await closing
+            host.gates["offer"].set()
+            problem = await fetch
+            await closing
+            assert store.has(MANIFEST.update.digest) is (grace_s > 0)
+            assert (problem is None) is (grace_s > 0)
+            assert grace_s or isinstance(problem, PeerUnreachable)
+            with pytest.raises(PeerUnreachable):
+                await client.hello(HELLO)
+
+    for grace_s in (0.0, 20.0):
+        asyncio.run(scenario(grace_s))
+
+
+async def outcome(call: Awaitable[object]) -> PeerError | None:
+    try:
+        await call
+    except PeerError as problem:
+        return problem
+    return None
 
 
 def test_nobody_pinned_is_not_everybody_trusted() -> None:
