@@ -8,7 +8,7 @@ refused, counted under its reason, and changes nothing else.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lightyear_node.admission import lamport_jumps, refusal
@@ -37,7 +37,7 @@ MANIFESTS_KEPT = 4
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What does not change while the node runs, and is compared when two sites meet."""
+    """What is compared when two sites meet; only `agreement` changes while the node runs."""
 
     us: PeerName
     federation: str
@@ -80,7 +80,7 @@ class Conversation:
         lamport: int,
     ) -> None:
         self._facts = facts
-        self._keys = {peer: [c.signing_key for c in pinned] for peer, pinned in pins.items()}
+        self._keys = _signing_keys(pins)
         self._observer = observer
         self._say = say
         self._tell = tell
@@ -88,8 +88,19 @@ class Conversation:
         self._wall_ns = wall_ns
         self._lamport = lamport
         self._greeted: set[PeerName] = set()
-        self._boot_ids: dict[PeerName, str] = {}
+        self._compared: dict[PeerName, tuple[str, Digest, Digest]] = {}
         self._manifests: dict[PeerName, dict[Digest, SignedManifest]] = {}
+
+    def agree(self, agreement: Digest, pins: Mapping[PeerName, tuple[Certificate, ...]]) -> None:
+        """Take new settings: whose signatures count, and the digest that everybody compares."""
+        keys = _signing_keys(pins)
+        for peer, known in self._keys.items():
+            if not set(known) <= set(keys.get(peer, ())):
+                # Something that only a withdrawn key vouches for may be among them.
+                self._manifests.pop(peer, None)
+        self._keys = keys
+        self._facts = replace(self._facts, agreement=agreement)
+        self._greeted.clear()
 
     def stamp(self) -> int:
         """The next Lamport stamp: greater than any we have given or seen."""
@@ -105,9 +116,11 @@ class Conversation:
         """One heartbeat with one peer: a greeting if we have not met since either began."""
         try:
             if peer not in self._greeted:
+                told = self._facts
                 theirs = await line.hello(self._hello(self.stamp()))
                 self._meet(peer, theirs)
-                self._greeted.add(peer)
+                if told is self._facts:  # or else it has still to hear of what has changed
+                    self._greeted.add(peer)
                 self._tell(Answered(peer))
             reply = await line.announce(self._announcement())
             self._hear(peer, reply)
@@ -157,6 +170,7 @@ class Conversation:
 
     def _meet(self, peer: PeerName, theirs: Hello) -> None:
         ours = self._facts
+        self._refuse_removed(peer)
         self._advance(peer, theirs.lamport)
         problem: tuple[Reason, str] | None = None
         if not theirs.version_min <= PROTOCOL_VERSION <= theirs.version_max:
@@ -178,8 +192,9 @@ class Conversation:
             )
         if problem is not None:
             raise PeerMisbehaved(peer, *problem)
-        if theirs.boot_id != self._boot_ids.get(peer):
-            self._boot_ids[peer] = theirs.boot_id
+        compared = (theirs.boot_id, theirs.agreement, ours.agreement)
+        if compared != self._compared.get(peer):
+            self._compared[peer] = compared
             self._warn_about_differences(peer, theirs)
 
     def _warn_about_differences(self, peer: PeerName, theirs: Hello) -> None:
@@ -193,7 +208,13 @@ class Conversation:
                 " give the task a function as `model`, and the same seed",
             )
 
+    def _refuse_removed(self, peer: PeerName) -> None:
+        """Its call, or its answer, may have been on the way while it was removed."""
+        if peer not in self._keys:
+            raise PeerMisbehaved(peer, Reason.IDENTITY, "it is no longer in our peers.yaml")
+
     def _hear(self, peer: PeerName, theirs: Announcement) -> None:
+        self._refuse_removed(peer)
         self._advance(peer, theirs.lamport)
         signed = theirs.latest
         if signed is not None and self.manifest(signed.manifest.update) != signed:
@@ -254,6 +275,12 @@ class Conversation:
     def _announcement(self) -> Announcement:
         saying = self._say()
         return Announcement(self.stamp(), saying.round, saying.phase, saying.latest)
+
+
+def _signing_keys(
+    pins: Mapping[PeerName, tuple[Certificate, ...]],
+) -> dict[PeerName, list[bytes]]:
+    return {peer: [one.signing_key for one in pinned] for peer, pinned in pins.items()}
 
 
 def _without_name(problem: PeerError) -> str:

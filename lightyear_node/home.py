@@ -53,6 +53,7 @@ class Home:
     identity: Identity
     certificates: Mapping[PeerName, tuple[Certificate, ...]]
     """The pinned certificates of everybody, ourselves included."""
+    peers_file: Path
 
     @property
     def us(self) -> PeerName:
@@ -64,6 +65,11 @@ class Home:
         if self.rule.alone:
             return ()
         return tuple(sorted(name for name in self.certificates if name != self.us))
+
+    @property
+    def pins(self) -> Mapping[PeerName, tuple[Certificate, ...]]:
+        """Who may call us, by which certificates."""
+        return {peer: self.certificates[peer] for peer in self.others}
 
     @property
     def rule(self) -> RuleTerms:
@@ -124,6 +130,12 @@ class Home:
         }
 
     @property
+    def watched(self) -> tuple[Path, ...]:
+        """The files whose changes a running node follows."""
+        keys = self.directory / self.site.keys_dir
+        return self.peers_file, keys / "tls.crt", keys / "tls.key"
+
+    @property
     def listen(self) -> str | None:
         """None for a site that cannot be reached, and so need not listen."""
         return self.site.listen or self.site.address or self.address_of(self.us)
@@ -147,7 +159,8 @@ def load_home(
     if identity.certificate.expires <= now:
         raise ConfigError(
             f"our certificate ended on {identity.certificate.expires:%Y-%m-%d}",
-            hint="make new keys with `lightyear-node init`, and have every site pin them",
+            hint="run `lightyear-node renew`, have every site add the line it prints, and then"
+            " run `lightyear-node renew --activate`",
         )
     ours = agreement.find(identity.fingerprint)
     if ours is None:
@@ -163,7 +176,7 @@ def load_home(
     certificates = {
         PeerName(peer.name): _certificates(peers_file, peer) for peer in agreement.peers
     }
-    return Home(directory, site, agreement, identity, certificates)
+    return Home(directory, site, agreement, identity, certificates, peers_file)
 
 
 def _check_overrides(path: Path, site: Site, agreement: Agreement) -> None:

@@ -162,6 +162,11 @@ class Ledger:
             {"barrier": memory.to_plain(), "models": self.models},
         )
 
+    def settings(self, changes: Mapping[str, Any], *, certificate: str, agreement: Digest) -> None:
+        """What an operator changed while the node runs; `certificate` is our own from now on."""
+        body = {**changes, "certificate": certificate, "agreement": agreement}
+        self._append("settings", body, self.memory.round, {})
+
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds this site has completed, with their verdicts."""
         found: dict[int, dict[str, Any]] = {}

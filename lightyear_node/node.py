@@ -15,7 +15,8 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
@@ -28,6 +29,7 @@ from lightyear_node.barrier import (
     Commit,
     Decide,
     Event,
+    Excluded,
     Fetch,
     Fetched,
     FetchFailed,
@@ -45,24 +47,20 @@ from lightyear_node.barrier import (
     Trained,
 )
 from lightyear_node.conversation import Conversation, Facts, Saying
-from lightyear_node.errors import PeerError, PeerMisbehaved, WorkerError
+from lightyear_node.errors import ConfigError, PeerError, PeerMisbehaved, WorkerError
 from lightyear_node.home import Home, State
 from lightyear_node.learner import Learner, OpenedModel
 from lightyear_node.ledger import Ledger, Work
+from lightyear_node.links import Links
 from lightyear_node.observe.admin import AdminServer
 from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
-from lightyear_node.observe.observer import Observer, PeerView
+from lightyear_node.observe.observer import REMOVED, Observer, PeerView
 from lightyear_node.records import Digest, Manifest, PeerName, Reason, Round, Update
-from lightyear_node.transport import limits
-from lightyear_node.transport.borrowing import Borrowed, LentLines
+from lightyear_node.reload import Watch, adopted, compare
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
-from lightyear_node.transport.lending import keep_lending
-from lightyear_node.transport.lines import Direct
 from lightyear_node.transport.outbox import Offer
-from lightyear_node.transport.server import ExchangeServer
-from lightyear_node.transport.service import Service
 from lightyear_node.worker.handle import Worker
 
 TICK_S = 0.2
@@ -79,15 +77,22 @@ class _Stopped(Exception):
 class Node:
     """One site's daemon, from start to stop."""
 
-    def __init__(self, home: Home, log: logging.Logger, *, exit_when_done: bool = False) -> None:
+    def __init__(
+        self,
+        home: Home,
+        log: logging.Logger,
+        load: Callable[[], Home],
+        *,
+        exit_when_done: bool = False,
+    ) -> None:
         self._home = home
+        self._watch = Watch(load, home.watched, log)
+        self._postponed: tuple[str, ...] = ()
         self._exit_when_done = exit_when_done
         self._terms = home.terms()
         self._state = State(home.directory / home.site.state_dir)
         self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
         self._stop = asyncio.Event()
-        # Room for as many as may be faulty, lest those that send slowly keep the others waiting.
-        self._fetch_slots = asyncio.Semaphore(limits.FETCHES_ISSUED_MAX + self._terms.faulty_max)
         self._bases: dict[PeerName, Digest] = {}
         self._in_touch: set[PeerName] = set()
         self._turned_at = time.monotonic()
@@ -117,6 +122,9 @@ class Node:
     def request_stop(self) -> None:
         self._stop.set()
 
+    def request_reload(self) -> None:
+        self._watch.ask()
+
     async def run(self) -> None:
         """Until stopped.  Crash-only: what stopping leaves behind is what a crash would."""
         try:
@@ -126,6 +134,7 @@ class Node:
                 self._begin(await self._learner.open())
                 await asyncio.to_thread(self._check_files)
                 async with self._listening():
+                    self._spawn(self._follow_settings())
                     await self._turn()
         except BaseExceptionGroup as problems:
             _, others = problems.split(_Stopped)
@@ -133,6 +142,7 @@ class Node:
                 raise _first(others) from None
             self._observer.log.info("stopped")
         finally:
+            self._watch.close()
             await self._worker.stop()
             self._state.close()
 
@@ -187,27 +197,12 @@ class Node:
         self._work, self._rule_state = self._ledger.work, self._ledger.rule_state
         observer.remember(self._ledger.rounds())
         self._barrier = Barrier(home.us, self._terms, self._ledger.memory)
-        self._service = Service(self._conversation, self._state.directory, self._terms.faulty_max)
-        # A site that trains alone has nothing to say to anybody, and does not even listen; one
-        # that cannot be reached has no port to listen on.
-        pins = {peer: home.certificates[peer] for peer in home.others}
-        self._server = None
-        if pins and home.listen is not None:
-            self._server = ExchangeServer(home.identity, pins, self._service, self._conversation)
-        self._clients = {peer: self._client(peer) for peer in home.others}
-
-    def _client(self, peer: PeerName) -> PeerClient:
-        home = self._home
-        address = home.address_of(peer)
-        if address is None:
-            lent = self._server.lent if self._server is not None else LentLines()
-            return PeerClient(peer, Borrowed(peer, lent))
-        return PeerClient(peer, Direct(peer, address, home.certificates[peer], home.identity))
+        self._links = Links(home, self._conversation, self._state.directory, self._terms.faulty_max)
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
         """Open to peers, operators and monitoring; closed again whatever happens."""
-        home, server = self._home, self._server
+        home = self._home
         admin = AdminServer(
             self._state.directory,
             {
@@ -218,11 +213,8 @@ class Node:
         )
         http: HttpServer | None = None
         try:
-            if server is not None and home.listen is not None:
-                await server.start(home.listen)
-                self._observer.log.info("listening on %s as %s", home.listen, home.us)
-            if home.address_of(home.us) is None:
-                self._lend_lines()
+            listen = await self._links.open(self._spawn)
+            self._observer.log.info("listening on %s as %s", listen or "no port", home.us)
             await admin.start()
             if home.site.http.listen:
                 http = HttpServer(
@@ -234,21 +226,10 @@ class Node:
                 self._observer.log.info("metrics on http://%s/metrics", home.site.http.listen)
             yield
         finally:
-            if server is not None:
-                await server.stop()
             await admin.stop()
-            for client in self._clients.values():
-                await client.close()
-            self._service.close()
+            await self._links.close()
             if http is not None:
                 http.close()
-
-    def _lend_lines(self) -> None:
-        """Nobody can call us, so that we keep lines open over which they can."""
-        for peer, client in self._clients.items():
-            if isinstance(client.line, Direct):
-                for _ in range(limits.LENT_IDLE):
-                    self._spawn(keep_lending(peer, client.line, self._service))
 
     # The loop.
 
@@ -260,8 +241,7 @@ class Node:
                 async with asyncio.timeout(TICK_S):
                     event = await self._events.get()
             self._turned_at = now = time.monotonic()
-            if self._server is not None:
-                self._server.report_strangers()
+            self._links.report_strangers()
             self._carry_out_all(self._barrier.handle(event, now))
             self._observer.at(
                 self._barrier.round, self._barrier.phase, self._barrier.waiting_for(now)
@@ -276,7 +256,7 @@ class Node:
 
     def _everybody_is_done(self) -> bool:
         return self._barrier.phase is Phase.FINISHED and all(
-            view.state == "unreachable" or view.phase == Phase.FINISHED
+            view.state in ("unreachable", REMOVED) or view.phase == Phase.FINISHED
             for view in self._observer.peers.values()
         )
 
@@ -335,8 +315,11 @@ class Node:
             self._events.put_nowait(FetchFailed(update, Reason.STALE_ROUND, retriable=True))
             return
         try:
-            async with self._fetch_slots:
-                transfer = await self._clients[update.peer].fetch(
+            async with self._links.fetch_slots:
+                client = self._links.clients.get(update.peer)
+                if client is None:
+                    raise PeerError(update.peer, Reason.BLOCKED, "no longer in peers.yaml")
+                transfer = await client.fetch(
                     signed.manifest, self._state.updates, self._facts.grid
                 )
         except PeerError as problem:
@@ -383,7 +366,7 @@ class Node:
 
     def _contact_everybody(self) -> None:
         """One conversation per peer at a time: a slow peer misses heartbeats, nobody else does."""
-        for peer, client in self._clients.items():
+        for peer, client in self._links.clients.items():
             if peer not in self._in_touch:
                 self._in_touch.add(peer)
                 self._spawn(self._contact(peer, client))
@@ -393,6 +376,44 @@ class Node:
             await self._conversation.contact(peer, client)
         finally:
             self._in_touch.discard(peer)
+
+    # What operators change meanwhile.
+
+    async def _follow_settings(self) -> None:
+        while True:
+            self._adopt(await self._watch.changed())
+
+    def _adopt(self, found: Home) -> None:
+        """Act on changed settings as far as a running node can."""
+        changes = compare(self._home, found, self._terms.peers)
+        if changes.postponed and changes.postponed != self._postponed:
+            self._observer.log.warning(
+                "takes effect after a restart: %s", ", ".join(changes.postponed)
+            )
+        self._postponed = changes.postponed
+        if not changes:
+            return
+        home = self._home = adopted(self._home, found, self._terms.peers)
+        self._facts = replace(self._facts, agreement=home.agreement.digest())
+        self._ledger.settings(
+            changes.to_plain(),
+            certificate=home.identity.fingerprint,
+            agreement=self._facts.agreement,
+        )
+        self._conversation.agree(self._facts.agreement, home.certificates)
+        self._links.replace(home, changes, self._spawn)
+        expires = home.identity.certificate.expires.timestamp()
+        self._observer.reconfigured(str(changes), expires, home.others)
+        self._events.put_nowait(Excluded(self._terms.peers - set(home.others)))
+        if changes.removed:
+            self._warn_of_the_next_start(found)
+
+    def _warn_of_the_next_start(self, found: Home) -> None:
+        """The rounds under way keep their terms; a later start would have to do with fewer."""
+        try:
+            found.terms()
+        except ConfigError as problem:
+            self._observer.log.warning("with these settings it will not start again: %s", problem)
 
     # What others ask us.
 

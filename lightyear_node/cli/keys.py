@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lightyear_node.cli import app, peers_app
 from lightyear_node.cli.common import Format, FormatOption, HomeOption, PeersOption, print_json
 
+if TYPE_CHECKING:
+    from lightyear_node.config import Site
+
+NO_ADDRESS = "none"
+
 _NODE_YAML = """\
 # This site's own settings; every one of them can also be given by environment or flag.
-address: {address}      # where the other sites reach this one
-listen: {listen}       # where this node listens
+{reached}
 http: {{listen: "{http}"}}   # metrics and health; empty switches it off
 
 # Your own model in place of the built-in digits:
 # task: {{entry: "my_package.my_module:build", args: {{data_root: /data}}}}
 """
 
+_REACHED = """\
+address: {address}      # where the other sites reach this one
+listen: {listen}       # where this node listens"""
+_NOT_REACHED = """\
+address: null      # nobody can reach this site: it opens all connections itself"""
+
 
 @app.command()
 def init(
     directory: Annotated[Path, typer.Argument(help="Folder to make, one per site.")],
     name: Annotated[str, typer.Option(help="The site's name, for example site-a.")],
-    address: Annotated[str, typer.Option(help="host:port at which the other sites reach it.")],
+    address: Annotated[
+        str,
+        typer.Option(
+            help="host:port at which the other sites reach it; `none` if they cannot, and this"
+            " one is to open all connections itself."
+        ),
+    ],
     listen: Annotated[
         str | None, typer.Option(help="host:port to listen on, where it differs from --address.")
     ] = None,
@@ -45,8 +61,11 @@ def init(
     from lightyear_node.errors import ConfigError
     from lightyear_node.identity import check_address, make_identity
 
-    check_address(address)
-    check_address(listen or address)
+    reached = _NOT_REACHED
+    if address != NO_ADDRESS:
+        check_address(address)
+        check_address(listen or address)
+        reached = _REACHED.format(address=address, listen=listen or address)
     http = http or f"127.0.0.1:{_http_port(address)}"
     settings = directory / NODE_FILE
     if settings.exists():
@@ -56,7 +75,7 @@ def init(
         )
     identity = make_identity(name, datetime.now(UTC))
     identity.save(directory / "keys")
-    text = _NODE_YAML.format(address=address, listen=listen or address, http=http)
+    text = _NODE_YAML.format(reached=reached, http=http)
     settings.write_text(text, encoding="utf-8")
     typer.echo(f"{identity.name} {identity.fingerprint}")
     typer.echo(
@@ -68,24 +87,32 @@ def init(
 
 def _http_port(address: str) -> int:
     """Beside the usual 7443 the usual 9464, and sites that share a machine do not collide."""
-    port = int(address.rpartition(":")[2]) + 2021
-    return port if port < 65536 else 9464
+    port = 7443 if address == NO_ADDRESS else int(address.rpartition(":")[2])
+    return port + 2021 if port + 2021 < 65536 else 9464
+
+
+def own_address(home: Path, site: Site) -> str | None:
+    """What node.yaml says; None only if it says so."""
+    from lightyear_node.config import NODE_FILE
+    from lightyear_node.errors import ConfigError
+
+    if "address" not in site.model_fields_set:
+        raise ConfigError(
+            f"{home / NODE_FILE} has no `address`",
+            hint="add `address: host:port` to it, or `address: null` if nobody can reach it",
+        )
+    return site.address
 
 
 @app.command("id")
 def show_id(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
     """Print this site's join line, which the others give to `peers add`."""
     from lightyear_node.config import NODE_FILE, load_site
-    from lightyear_node.errors import ConfigError
     from lightyear_node.identity import Identity, join_line
 
     site = load_site(home / NODE_FILE, os.environ)
     identity = Identity.load(home / site.keys_dir)
-    if site.address is None:
-        raise ConfigError(
-            f"{home / NODE_FILE} has no `address`", hint="add `address: host:port` to it"
-        )
-    line = join_line(identity, site.address)
+    line = join_line(identity, own_address(home, site))
     if format is Format.JSON:
         data = {
             "name": identity.name,
@@ -156,4 +183,4 @@ def list_peers(
         print_json({"federation": agreement.federation, "peers": rows})
         return
     for peer in agreement.peers:
-        typer.echo(f"{peer.name}\t{peer.address}\t{' '.join(peer.fingerprint)}")
+        typer.echo(f"{peer.name}\t{peer.address or 'it calls us'}\t{' '.join(peer.fingerprint)}")

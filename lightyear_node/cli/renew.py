@@ -98,16 +98,11 @@ def _activate(
     )
 
 
-def _address(home: Path, site: Site, agreement: Agreement | None, identity: Identity) -> str:
-    from lightyear_node.config import NODE_FILE
-    from lightyear_node.errors import ConfigError
+def _address(home: Path, site: Site, agreement: Agreement | None, identity: Identity) -> str | None:
+    from lightyear_node.cli.keys import own_address
 
     listed = agreement.find(identity.fingerprint) if agreement is not None else None
-    if site.address is not None:
-        return site.address
-    if listed is not None:
-        return listed.address
-    raise ConfigError(f"{home / NODE_FILE} has no `address`", hint="add `address: host:port` to it")
+    return own_address(home, site) if listed is None or site.address else listed.address
 
 
 def _about(identity: Identity) -> dict[str, str]:

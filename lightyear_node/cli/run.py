@@ -37,7 +37,7 @@ def start(
     import signal
     from datetime import UTC, datetime
 
-    from lightyear_node.home import load_home
+    from lightyear_node.home import Home, load_home
     from lightyear_node.observe.log import set_up
 
     given: dict[str, Any] = {
@@ -49,13 +49,17 @@ def start(
         "log": {"level": log_level} if log_level is not None else None,
     }
     flags = {key: value for key, value in given.items() if value is not None}
-    settings = load_home(home, peers, environment=os.environ, flags=flags, now=datetime.now(UTC))
+
+    def load() -> Home:
+        return load_home(home, peers, environment=os.environ, flags=flags, now=datetime.now(UTC))
+
+    settings = load()
     log = set_up(settings.site.log.level)
 
     async def run() -> None:
         from lightyear_node.node import Node
 
-        node = Node(settings, log, exit_when_done=exit_when_done)
+        node = Node(settings, log, load, exit_when_done=exit_when_done)
         loop = asyncio.get_running_loop()
 
         def stop(name: str) -> None:
@@ -67,6 +71,7 @@ def start(
 
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, stop, sig.name)
+        loop.add_signal_handler(signal.SIGHUP, node.request_reload)
         await node.run()
 
     log.info("%s of federation %s", settings.us, settings.agreement.federation)

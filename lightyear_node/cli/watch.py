@@ -68,7 +68,8 @@ def _print_status(answer: dict[str, Any]) -> None:
     moved = answer["bytes"]
     console.print(
         f"received {_mib(moved['wire'])} for {_mib(moved['raw'])} of weights,"
-        f" sent {_mib(moved['wire_sent'])}",
+        f" sent {_mib(moved['wire_sent'])};"
+        f" our certificate ends on {answer['certificate_expires'][:10]}",
         highlight=False,
     )
 

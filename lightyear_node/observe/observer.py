@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ WAITING_REPEAT_S = 30.0
 """A node that waits says so again this often, so that it never hangs silently."""
 
 ONE_WAY = "one-way"
+REMOVED = "removed"
 CALLED_LATELY_S = 30.0
 """Who has called us within so long is alive, whatever became of our own calls."""
 
@@ -205,10 +206,24 @@ class Observer:
 
     def _peer_is(self, peer: PeerName, state: str, about: str) -> None:
         view = self.peers[peer]
+        if view.state == REMOVED:  # a last word that was on its way
+            return
         if (state, about) != (view.state, view.about):
             level = logging.INFO if state == "reachable" else logging.WARNING
             self.log.log(level, "%s is %s%s", peer, state, f": {about}" if about else "")
         view.state, view.about = state, about
+
+    def reconfigured(self, what: str, expires: float, here: Collection[PeerName]) -> None:
+        """The operator has changed something; `here` are the peers that are left."""
+        self.log.info("settings changed: %s", what)
+        self.metrics.certificate_expiry.set(expires)
+        self.metrics.configured.set(len(here))
+        for peer, view in self.peers.items():
+            if peer not in here:
+                view.state, view.about = REMOVED, "no longer in peers.yaml"
+                self.metrics.reachable.labels(peer).set(0)
+            elif view.state == REMOVED:
+                view.state, view.about = "unknown", ""
 
     def transferred(self, peer: PeerName, direction: str, transfer: Transfer) -> None:
         self.traffic.add(direction, transfer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import NoReturn
 
 import grpc.aio
@@ -21,27 +22,51 @@ from lightyear_node.transport.service import Denied, Service
 from lightyear_node.v1 import exchange_pb2 as pb
 
 
-async def keep_lending(peer: PeerName, line: Direct, service: Service) -> NoReturn:
-    """Have one idle line open to a peer at all times; a used one is followed by the next."""
+async def keep_lending(
+    peer: PeerName, line_of: Callable[[], Direct | None], service: Service
+) -> NoReturn:
+    """Have one idle line open to a peer at all times; a used one is followed by the next.
+
+    `line_of` tells which connection leads to the peer at this moment, if any does.
+    """
     pause_s = limits.FETCH_PAUSE_S
     while True:
-        call = line.lend()
-        try:
-            question = await call.read()
-            if question is not grpc.aio.EOF:
-                pause_s = limits.FETCH_PAUSE_S
-                await _answer(peer, question, call, service)
-                await call.done_writing()
-                # The borrower ends the call when it has read enough.
-                async with asyncio.timeout(limits.CHUNK_WRITE_S):
-                    await call.code()
-                continue
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-            pass  # the line broke, or they have no use for it; the heartbeat tells of both
-        finally:
-            call.cancel()
-        await asyncio.sleep(random.uniform(0, pause_s))
-        pause_s = min(2 * pause_s, limits.LENT_PAUSE_S_MAX)
+        pause_s = await _lend_once(peer, line_of(), service, pause_s)
+
+
+async def _lend_once(
+    peer: PeerName, line: Direct | None, service: Service, pause_s: float
+) -> float:
+    """Returns how long to pause after the next failure."""
+    try:
+        if line is not None and await _serve(peer, line, service):
+            return limits.FETCH_PAUSE_S
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, TimeoutError):
+        pass  # the line broke, or they have no use for it; the heartbeat tells of both
+    except asyncio.CancelledError:
+        # gRPC ends a closed channel's calls as if the caller had been cancelled.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    await asyncio.sleep(random.uniform(0, pause_s))
+    return min(2 * pause_s, limits.LENT_PAUSE_S_MAX)
+
+
+async def _serve(peer: PeerName, line: Direct, service: Service) -> bool:
+    """Wait for a question and answer it; False if none came."""
+    call = line.lend()
+    try:
+        question = await call.read()
+        if question is grpc.aio.EOF:
+            return False
+        await _answer(peer, question, call, service)
+        await call.done_writing()
+        # The borrower ends the call when it has read enough.
+        async with asyncio.timeout(limits.CHUNK_WRITE_S):
+            await call.code()
+        return True
+    finally:
+        call.cancel()
 
 
 async def _answer(peer: PeerName, question: Message, call: Call, service: Service) -> None:

@@ -13,7 +13,7 @@ import pytest
 from lightyear_node.barrier import Announced, Answered, Event, Heard, Phase
 from lightyear_node.conversation import Conversation, Facts, Saying
 from lightyear_node.errors import PeerMisbehaved, PeerUnreachable
-from lightyear_node.identity import Identity, make_identity
+from lightyear_node.identity import Certificate, Identity, make_identity
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import Observer, PeerView
 from lightyear_node.records import (
@@ -255,3 +255,62 @@ def test_repeating_old_updates_does_not_push_out_the_newest() -> None:
         b.seal(round)
         contact(a, b)
     assert a.conversation.manifest(newest.manifest.update) == newest
+
+
+def pins_of(*names: str) -> dict[PeerName, tuple[Certificate, ...]]:
+    return {PeerName(name): (IDENTITIES[name].certificate,) for name in names}
+
+
+def test_a_removed_peer_is_refused_also_with_what_was_on_its_way() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    theirs = b.seal()
+    contact(a, b)
+    said = len(a.events)
+    a.conversation.agree(Digest("1" * 64), pins_of("site-a", "site-c"))
+    assert a.conversation.manifest(theirs.manifest.update) is None
+    a.observer.reconfigured("site-b is removed", 0.0, [PeerName("site-c")])
+    # It may call us, or answer a call of ours that began before.
+    contact(b, a)
+    contact(a, b)
+    assert len(a.events) == said
+    assert a.conversation.manifest(theirs.manifest.update) is None
+    assert a.refusals("site-b", Reason.IDENTITY) == 2
+    assert a.observer.peers[B].state == "removed", "its last words do not change that"
+
+
+def test_a_withdrawn_signing_key_vouches_for_nothing_any_more() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    theirs = b.seal()
+    contact(a, b)
+    another = {**pins_of("site-a", "site-c"), B: (make_identity(B, NOW).certificate,)}
+    a.conversation.agree(Digest("1" * 64), another)
+    assert a.conversation.manifest(theirs.manifest.update) is None
+    contact(a, b)
+    assert a.refusals("site-b", Reason.SIGNATURE) == 1
+
+
+def test_a_renewed_certificate_with_the_same_signing_key_costs_nothing() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    theirs = b.seal()
+    contact(a, b)
+    renewed = make_identity(B, NOW, IDENTITIES[B].signing_key)
+    a.conversation.agree(Digest("1" * 64), {**pins_of("site-a"), B: (renewed.certificate,)})
+    assert a.conversation.manifest(theirs.manifest.update) == theirs
+    contact(a, b)
+    assert a.observer.peers[B].state == "reachable"
+
+
+def test_everybody_is_told_of_a_new_agreement_and_compares_it_once() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    contact(a, b)
+    differs = "its peers.yaml says something else"
+    a.conversation.agree(Digest("2" * 64), pins_of(*IDENTITIES))
+    contact(a, b)
+    contact(b, a)
+    contact(b, a)
+    assert (a.log.getvalue().count(differs), b.log.getvalue().count(differs)) == (1, 1)
+    # As soon as both have the same file again, there is nothing to say.
+    b.conversation.agree(Digest("2" * 64), pins_of(*IDENTITIES))
+    contact(b, a)
+    contact(a, b)
+    assert (a.log.getvalue().count(differs), b.log.getvalue().count(differs)) == (1, 1)

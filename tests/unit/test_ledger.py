@@ -108,3 +108,15 @@ def test_what_travels_otherwise_than_before_needs_another_state(tmp_path: Path) 
     short = Book(tmp_path / "short.db", dtype="float16").reopened(dtype="float16")
     with pytest.raises(ConfigError, match=r"exchange\.dtype is float32.*float16"):
         short.reopened()
+
+
+def test_changed_settings_are_recorded_and_change_no_memory(book: Book) -> None:
+    book.decide(3, FIRST)
+    kept = book.journal.memory()
+    book.ledger.settings({"removed": ["b"]}, certificate="SHA256:x", agreement=Digest("d"))
+    again = book.reopened()
+    [record] = again.journal.records("settings")
+    assert record.round == 3
+    assert record.body == {"removed": ["b"], "certificate": "SHA256:x", "agreement": "d"}
+    assert again.journal.first_bad_record() is None
+    assert again.journal.memory() == kept

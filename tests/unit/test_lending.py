@@ -59,7 +59,7 @@ async def lending(host: FakeHost) -> AsyncIterator[tuple[PeerClient, Any]]:
             line = Direct(SITE_A, address, [A.certificate], B)
             loop = asyncio.get_running_loop()
             lenders = [
-                loop.create_task(keep_lending(SITE_A, line, service))
+                loop.create_task(keep_lending(SITE_A, lambda: line, service))
                 for _ in range(limits.LENT_IDLE)
             ]
             try:

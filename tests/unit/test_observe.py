@@ -221,3 +221,22 @@ def test_log_lines_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
     [line] = capsys.readouterr().err.splitlines()
     assert "\\n12:00:00" in line
     assert "\x1b" not in line
+
+
+def test_a_removed_peer_is_shown_as_such_until_it_is_back() -> None:
+    stream = io.StringIO()
+    watched = observer(stream)
+    watched.reached(C, 3, "training")
+    watched.reconfigured("site-c is removed", 1234.0, [B])
+    watched.unreachable(C, "the line was cut")
+    assert {peer["name"]: peer["state"] for peer in watched.status()["peers"]} == {
+        B: "unknown",
+        C: "removed",
+    }
+    assert sample(watched, 'lightyear_peer_reachable{peer="site-c"}') == 0
+    assert sample(watched, "lightyear_peers_configured") == 1
+    assert sample(watched, "lightyear_certificate_expiry_timestamp_seconds") == 1234
+    assert "settings changed: site-c is removed" in stream.getvalue()
+    watched.reconfigured("site-c is back", 1234.0, [B, C])
+    watched.reached(C, 4, "training")
+    assert watched.peers[C].state == "reachable"

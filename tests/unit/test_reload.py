@@ -1,0 +1,267 @@
+"""What an operator changes while a node runs: what it means, and that it is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightyear_node import reload, renewal
+from lightyear_node.config import Agreement, RuleTerms, load_agreement
+from lightyear_node.errors import ConfigError
+from lightyear_node.home import Home, load_home
+from lightyear_node.identity import Joined, join_line, make_identity, parse_join_line
+from lightyear_node.lab.federation import lay_out, site_names
+from lightyear_node.peers_file import add_peers, peer_of, remove_peer, write_agreement
+from lightyear_node.records import PeerName
+from lightyear_node.reload import Changes, Watch, adopted, compare
+
+NOW = datetime.now(UTC)
+A, B, C, D = (PeerName(f"site-{letter}") for letter in "abcd")
+MEMBERS = frozenset({B, C})
+
+
+class Folder:
+    """The home of site-a, among three sites."""
+
+    def __init__(self, path: Path) -> None:
+        self.homes = lay_out(path, site_names(3), rounds=5)
+        self.directory = self.homes[0].directory
+        self.peers = self.directory / "peers.yaml"
+
+    def load(self) -> Home:
+        return load_home(self.directory, self.peers, environment={}, flags={}, now=NOW)
+
+    def change(self, **changed: Any) -> None:
+        values = load_agreement(self.peers).model_dump()
+        write_agreement(self.peers, Agreement(**{**values, **changed}))
+
+    def pin_another(self, name: PeerName, address: str | None = None) -> str:
+        """A new certificate for a site; returns its fingerprint."""
+        home = next(home for home in self.homes if home.name == name)
+        renewed = renewal.prepare(home.directory / "keys", NOW)
+        line = join_line(renewed, address or home.address)
+        add_peers(self.peers, [parse_join_line(line)], None)
+        return renewed.fingerprint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def test_nothing_changed(folder: Folder) -> None:
+    changes = compare(folder.load(), folder.load(), MEMBERS)
+    assert changes == Changes()
+    assert not changes
+
+
+def test_a_second_pin_and_the_end_of_the_first(folder: Folder) -> None:
+    start = folder.load()
+    old = start.certificates[B][0].fingerprint
+    new = folder.pin_another(B)
+    both = folder.load()
+    changes = compare(start, both, MEMBERS)
+    assert changes == Changes(pinned=((B, new),))
+    assert changes.affected() == {B}
+    assert not changes.distrusted(), "what runs under the old pin may end"
+    assert changes.to_plain() == {"pinned": [[B, new]]}
+
+    remove_peer(folder.peers, B, old)
+    changes = compare(both, folder.load(), MEMBERS)
+    assert changes == Changes(unpinned=((B, old),))
+    assert changes.distrusted() == changes.affected() == {B}
+    assert f"{old} of site-b is no longer accepted" in str(changes)
+
+
+def test_our_own_renewal(folder: Folder) -> None:
+    start = folder.load()
+    new = folder.pin_another(A)
+    pinned = folder.load()
+    assert compare(start, pinned, MEMBERS) == Changes(pinned=((A, new),))
+    renewal.activate(folder.directory / "keys")
+    changes = compare(pinned, folder.load(), MEMBERS)
+    assert changes == Changes(renewed=True)
+    in_force = adopted(pinned, folder.load(), MEMBERS)
+    assert in_force.identity.fingerprint == new
+    remove_peer(folder.peers, A, start.identity.fingerprint)
+    changes = compare(in_force, folder.load(), MEMBERS)
+    assert changes == Changes(unpinned=((A, start.identity.fingerprint),))
+
+
+def test_another_address(folder: Folder) -> None:
+    start = folder.load()
+    folder.pin_another(B, address="elsewhere:1")
+    changes = compare(start, folder.load(), MEMBERS)
+    assert changes.moved == (B,)
+    assert adopted(start, folder.load(), MEMBERS).address_of(B) == "elsewhere:1"
+
+
+def test_a_peer_is_removed_and_comes_back(folder: Folder) -> None:
+    start, before = folder.load(), folder.peers.read_bytes()
+    remove_peer(folder.peers, C)
+    changes = compare(start, folder.load(), MEMBERS)
+    assert changes == Changes(removed=(C,))
+    assert changes.distrusted() == {C}
+    in_force = adopted(start, folder.load(), MEMBERS)
+    assert in_force.others == (B,)
+    assert set(in_force.pins) == {B}
+    assert in_force.agreement.digest() == folder.load().agreement.digest()
+    folder.peers.write_bytes(before)
+    assert compare(in_force, folder.load(), MEMBERS) == Changes(returned=(C,))
+
+
+def test_what_rounds_depend_on_waits_for_a_restart(folder: Folder) -> None:
+    start = folder.load()
+    barrier = {**start.agreement.barrier.model_dump(), "grace": 99.0}
+    stranger = make_identity(D, NOW)
+    add_peers(folder.peers, [Joined(D, "d:1", stranger.certificate)], None)
+    folder.change(rounds=9, seed=3, federation="other", rule={"name": "local"}, barrier=barrier)
+    (folder.directory / "node.yaml").write_text("device: cpu\nlisten: 127.0.0.1:7\n")
+    changes = compare(start, folder.load(), MEMBERS)
+    assert not changes, "under another rule, everybody is there all the same"
+    assert set(changes.postponed) >= {
+        "federation",
+        "seed",
+        "rounds",
+        "rule.name",
+        "barrier.grace",
+        "node.yaml: device",
+        "node.yaml: listen",
+        "the new site site-d",
+    }
+    in_force = adopted(start, folder.load(), MEMBERS)
+    assert in_force.agreement == start.agreement
+    assert in_force.site == start.site
+    assert in_force.others == (B, C)
+
+
+def test_another_name_is_another_site(folder: Folder, tmp_path: Path) -> None:
+    start = folder.load()
+    other = load_home(folder.homes[1].directory, folder.peers, environment={}, flags={}, now=NOW)
+    changes = compare(start, replace(other, site=start.site), MEMBERS)
+    assert changes == Changes(postponed=("our new name site-b",))
+
+
+def test_a_site_that_trains_alone_has_nobody_to_lose(folder: Folder) -> None:
+    folder.change(rule=RuleTerms(name="local").model_dump(exclude_unset=True))
+    start = folder.load()
+    folder.pin_another(B)
+    remove_peer(folder.peers, C)
+    assert compare(start, folder.load(), frozenset()) == Changes()
+
+
+# -- watching -------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """A watch over the folder's files, quicker than a node's."""
+
+    def __init__(self, folder: Folder, load: Callable[[], Home] | None = None) -> None:
+        self.log = io.StringIO()
+        logger = logging.Logger("test")
+        logger.addHandler(logging.StreamHandler(self.log))
+        self.loads = 0
+
+        def counted() -> Home:
+            self.loads += 1
+            return (load or folder.load)()
+
+        self.watch = Watch(counted, folder.load().watched, logger)
+
+    async def changed(self, within_s: float = 20) -> Home:
+        async with asyncio.timeout(within_s):
+            return await self.watch.changed()
+
+
+def test_what_changed_before_the_first_look_is_found_and_then_only_changes(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "POLL_S", 0.02)
+
+    async def scenario() -> None:
+        watcher = Watcher(folder)
+        remove_peer(folder.peers, C)
+        assert (await watcher.changed()).others == (B,)
+        with pytest.raises(TimeoutError):
+            await watcher.changed(within_s=0.3)
+        assert watcher.loads == 1, "a steady state reads nothing"
+        new = folder.pin_another(B)
+        assert (await watcher.changed()).certificates[B][1].fingerprint == new
+        folder.pin_another(A)
+        await watcher.changed()
+        renewal.activate(folder.directory / "keys")
+        assert (await watcher.changed()).identity.fingerprint != make_identity(A, NOW).fingerprint
+        assert watcher.log.getvalue() == ""
+        watcher.watch.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_file_is_said_once_and_its_repair_is_noticed(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "POLL_S", 0.02)
+
+    async def scenario() -> None:
+        watcher, sound = Watcher(folder), folder.peers.read_bytes()
+        await watcher.changed()
+        folder.peers.write_bytes(sound[: len(sound) // 2])
+        with pytest.raises(TimeoutError):
+            await watcher.changed(within_s=0.5)
+        os.utime(folder.peers)  # another change that leaves it as broken as it was
+        with pytest.raises(TimeoutError):
+            await watcher.changed(within_s=0.5)
+        assert watcher.loads == 3
+        [line] = watcher.log.getvalue().splitlines()
+        assert line.startswith(f"the settings stay as they are: {folder.peers}")
+        # Whoever asks is told again.
+        watcher.watch.ask()
+        with pytest.raises(TimeoutError):
+            await watcher.changed(within_s=0.5)
+        assert len(watcher.log.getvalue().splitlines()) == 2
+        folder.peers.write_bytes(sound)
+        assert (await watcher.changed()).others == (B, C)
+        watcher.watch.close()
+
+    asyncio.run(scenario())
+
+
+def test_files_that_change_while_they_are_read_are_read_again(folder: Folder) -> None:
+    """A key whose certificate follows a moment later is no broken pair, and no news either."""
+
+    async def scenario() -> None:
+        reads = 0
+
+        def load() -> Home:
+            nonlocal reads
+            reads += 1
+            if reads == 1:
+                remove_peer(folder.peers, C)
+                raise ConfigError("tls.key does not belong to tls.crt")
+            return folder.load()
+
+        watcher = Watcher(folder, load)
+        assert (await watcher.changed()).others == (B,)
+        assert watcher.log.getvalue() == ""
+        watcher.watch.close()
+
+    asyncio.run(scenario())
+
+
+def test_peers_of_one_certificate_are_written_as_before(folder: Folder) -> None:
+    before = folder.peers.read_bytes()
+    old = folder.load().certificates[B][0].fingerprint
+    new = folder.pin_another(B)
+    remove_peer(folder.peers, B, new)
+    assert folder.load().certificates[B][0].fingerprint == old
+    assert folder.peers.read_bytes() == before
+    assert peer_of(Joined(B, "b:1", folder.load().certificates[B][0])).fingerprint == (old,)
