@@ -178,8 +178,9 @@ class _Calls:
             with self._service.call(peer, ask):
                 yield peer
         except Denied as denied:
-            # The status waits in line behind a chunk that a stalled reader does not take.
-            with contextlib.suppress(TimeoutError):
+            # The status waits in line behind a chunk that a stalled reader does not take; and its
+            # connection may just have been ended for another of its calls.
+            with contextlib.suppress(TimeoutError, grpc.aio.InternalError):
                 async with asyncio.timeout(limits.GIVE_UP_S):
                     await context.abort(denied.code, denied.details)
             hang_up({context.peer()})

@@ -33,6 +33,7 @@ from lightyear_node.peers_file import add_peers, remove_peer
 from lightyear_node.records import Announcement, PeerName, Round
 from lightyear_node.reload import POLL_S
 from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.lines import Direct
 from lightyear_node.v1 import exchange_pb2 as pb
 from lightyear_node.v1 import exchange_pb2_grpc
 
@@ -104,7 +105,7 @@ def announce(home: SiteHome, pinned: Certificate, caller: Identity) -> str:
     """One call to a site; its phase, unless one of the two refuses the other."""
 
     async def call() -> str:
-        client = PeerClient(home.name, home.address, [pinned], caller)
+        client = PeerClient(home.name, Direct(home.name, home.address, [pinned], caller))
         try:
             return (await client.announce(Announcement(1, Round(0), "training", None))).phase
         finally:
