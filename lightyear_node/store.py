@@ -262,7 +262,7 @@ class Incoming:
     def done_bytes(self) -> int:
         return min(self.next_chunk * CHUNK_BYTES, self.raw_bytes)
 
-    def write(self, raw: bytes | bytearray) -> None:
+    def write(self, raw: bytes | memoryview) -> None:
         """Take the next chunk, if it is the one that its hash promises."""
         with self._lock, _disk(self._path):
             self._check(raw)
@@ -302,7 +302,7 @@ class Incoming:
                 return
             self.next_chunk += 1
 
-    def _check(self, raw: bytes | bytearray) -> None:
+    def _check(self, raw: bytes | memoryview) -> None:
         index = self.next_chunk
         if self.complete:
             raise ChunkRefused(Reason.TOO_LARGE, f"there is no chunk {index}")

@@ -92,7 +92,7 @@ class Arrival:
         # Whoever waits for the last one hears of the first failure; the others' are no news.
         _ = landing.cancelled() or landing.exception()
 
-    def _decode(self, index: int, frame: bytes) -> bytearray:
+    def _decode(self, index: int, frame: bytes) -> memoryview:
         """In a thread."""
         base = None
         if self._base is not None:

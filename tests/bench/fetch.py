@@ -37,6 +37,7 @@ from lightyear_node.records import (
     Update,
 )
 from lightyear_node.store import Store
+from lightyear_node.transport import limits
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
 from lightyear_node.transport.lines import Direct
@@ -106,6 +107,7 @@ def spent() -> tuple[float, float]:
 
 
 async def serve(home: Path) -> None:
+    limits.CALLS_BURST = 10_000
     """The child: prints its port, serves until its input ends, prints what it spent."""
     identity = Identity.load(home / "a")
     certificate = Certificate.parse((home / "b.der").read_bytes())
