@@ -33,8 +33,11 @@ def opened_base(manifest: Manifest, store: Store) -> Iterator[IO[bytes] | None]:
 
 
 class Arrival:
-    """Decoding runs in threads, a few chunks at a time; checking and writing keep their order, so
-    that the length of the partial file says what it holds."""
+    """A thread decodes, checks and writes one chunk while the next is on its way.
+
+    In order, so that the length of the partial file says what it holds; and no two at the same
+    time, since handing work to more threads costs more than they save.
+    """
 
     def __init__(
         self, incoming: Incoming, grid: Grid, base: IO[bytes] | None, on_progress: Progress
@@ -45,9 +48,7 @@ class Arrival:
         self._on_progress = on_progress
         self._first_chunk = incoming.next_chunk
         self._wire_bytes = 0
-        self._room = asyncio.Semaphore(limits.CHUNKS_BEHIND)
-        self._landing: set[asyncio.Task[None]] = set()
-        self._last: asyncio.Task[None] | None = None
+        self._landing: asyncio.Future[None] | None = None
 
     @property
     def missing(self) -> range:
@@ -59,43 +60,31 @@ class Arrival:
         return Transfer(max(0, raw_bytes), self._wire_bytes, 0.0)
 
     async def take(self, index: int, frame: bytes) -> None:
-        """Start on a chunk; waits while too many others are under way."""
+        """Start on a chunk, when the one before is done."""
         self._wire_bytes += len(frame)
-        await self._room.acquire()
-        if self._last is not None and self._last.done():
-            self._last.result()
-        landing = self._land(index, frame, self._last)
-        self._last = asyncio.get_running_loop().create_task(landing)
-        self._landing.add(self._last)
-        self._last.add_done_callback(self._landed)
+        await self.taken()
+        loop = asyncio.get_running_loop()
+        self._landing = loop.run_in_executor(None, self._land, index, frame)
+        self._landing.add_done_callback(self._landed)
 
     async def taken(self) -> None:
-        """Wait for all that has come; raises for the first chunk that is not what it should be."""
-        if self._last is not None:
-            await asyncio.shield(self._last)
+        """Wait for what has come; raises if that is not what it should be."""
+        if self._landing is not None:
+            await asyncio.shield(self._landing)
 
     async def settle(self) -> None:
         """Nothing of this is at work any more when this returns: a thread cannot be stopped."""
-        await asyncio.gather(*self._landing, return_exceptions=True)
+        if self._landing is not None:
+            await asyncio.wait([self._landing])
 
-    async def _land(self, index: int, frame: bytes, before: asyncio.Task[None] | None) -> None:
-        loop = asyncio.get_running_loop()
-        raw = await loop.run_in_executor(None, self._decode, index, frame)
-        if before is not None:
-            await asyncio.shield(before)
-        await loop.run_in_executor(None, self._incoming.write, raw)
-        self._on_progress(self._incoming.done_bytes, self._incoming.raw_bytes)
+    def _landed(self, landing: asyncio.Future[None]) -> None:
+        if not landing.cancelled() and landing.exception() is None:
+            self._on_progress(self._incoming.done_bytes, self._incoming.raw_bytes)
 
-    def _landed(self, landing: asyncio.Task[None]) -> None:
-        self._room.release()
-        self._landing.discard(landing)
-        # Whoever waits for the last one hears of the first failure; the others' are no news.
-        _ = landing.cancelled() or landing.exception()
-
-    def _decode(self, index: int, frame: bytes) -> memoryview:
+    def _land(self, index: int, frame: bytes) -> None:
         """In a thread."""
         base = None
         if self._base is not None:
             length = chunk_length(self._grid.raw_bytes, index)
             base = os.pread(self._base.fileno(), length, index * CHUNK_BYTES)
-        return decode_chunk(self._grid, index, frame, base)
+        self._incoming.write(decode_chunk(self._grid, index, frame, base))

@@ -58,8 +58,6 @@ FETCHES_MAX = 8
 may be faulty, so that these cannot keep the others out by reading slowly."""
 CHUNKS_AHEAD = 2
 """Encoded while one is being written: enough to keep the line busy."""
-CHUNKS_BEHIND = 2
-"""Received and not yet decoded, hashed and written: as many threads as pay on one line."""
 FETCHES_ISSUED_MAX = 4
 """Updates pulled at the same time: enough to fill a link, few enough to keep memory flat.  Again
 with room beyond it for the faulty."""

@@ -1,0 +1,70 @@
+"""How many bytes an update takes on the wire, as a share of its weights as float32.
+
+Real trajectories: three sites under the default rule, the digits and (where the prepared data lie
+beside the project) FEMNIST.  Every round's update of the first site is encoded as it would travel:
+whole, as differences from the round before, and both in bfloat16.  Prints one JSON object; `steady`
+is the mean over the last quarter of the rounds.
+
+    python tests/bench/wire_bytes.py [rounds]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import zstandard
+from parts.trajectories import available, grid_of, recorded
+
+from lightyear_node.records import CHUNK_BYTES
+from lightyear_node.transport.codec import encode_chunk
+
+GOALS = {"delta": 0.65, "bfloat16_delta": 0.25}
+
+
+def chunks(path: Path) -> list[bytes]:
+    content = path.read_bytes()
+    return [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)]
+
+
+def encoded_bytes(path: Path, base: Path | None) -> int:
+    grid = grid_of(path)
+    before = chunks(base) if base else [None] * grid.chunks
+    return sum(
+        len(encode_chunk(grid, index, raw, old))
+        for index, (raw, old) in enumerate(zip(chunks(path), before, strict=True))
+    )
+
+
+def shares(task: str, rounds: int | None) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    with recorded(task, rounds=rounds) as files:
+        weights = files[0].stat().st_size - len(grid_of(files[0]).header)
+        plain = zstandard.ZstdCompressor(level=1)
+        found["zstd_1"] = [len(plain.compress(path.read_bytes())) for path in files]
+        found["planes"] = [encoded_bytes(path, None) for path in files]
+        found["delta"] = [encoded_bytes(*pair) for pair in zip(files[1:], files, strict=False)]
+    with recorded(task, "bfloat16", rounds) as files:
+        found["bfloat16"] = [encoded_bytes(path, None) for path in files]
+        pairs = zip(files[1:], files, strict=False)
+        found["bfloat16_delta"] = [encoded_bytes(*pair) for pair in pairs]
+    return {name: [round(size / weights, 3) for size in sizes] for name, sizes in found.items()}
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else None
+    report: dict[str, object] = {"bench": "wire_bytes", "goals": GOALS}
+    for task in available():
+        by_round = shares(task, rounds)
+        steady = {
+            name: round(sum(each[-(len(each) // 4) :]) / (len(each) // 4), 3)
+            for name, each in by_round.items()
+        }
+        met = {name: steady[name] <= goal for name, goal in GOALS.items()}
+        report[task] = {"steady": steady, "goal_met": met, "by_round": by_round}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
