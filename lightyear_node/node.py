@@ -56,11 +56,11 @@ from lightyear_node.observe.admin import AdminServer
 from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import REMOVED, Observer, PeerView
-from lightyear_node.records import Digest, Manifest, PeerName, Reason, Round, Update
+from lightyear_node.records import Manifest, PeerName, Reason, Round, Update
 from lightyear_node.reload import Watch, adopted, compare
+from lightyear_node.shelf import Shelf
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
-from lightyear_node.transport.outbox import Offer
 from lightyear_node.worker.handle import Worker
 
 TICK_S = 0.2
@@ -93,7 +93,6 @@ class Node:
         self._state = State(home.directory / home.site.state_dir)
         self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
         self._stop = asyncio.Event()
-        self._bases: dict[PeerName, Digest] = {}
         self._in_touch: set[PeerName] = set()
         self._turned_at = time.monotonic()
         self._work: Work | None = None
@@ -132,7 +131,7 @@ class Node:
                 self._spawn(self._stop_when_asked())
                 self._observer.log.info("building the task %s", self._home.site.task.entry)
                 self._begin(await self._learner.open())
-                await asyncio.to_thread(self._check_files)
+                await asyncio.to_thread(self._shelf.check)
                 async with self._listening():
                     self._spawn(self._follow_settings())
                     await self._turn()
@@ -172,7 +171,7 @@ class Node:
             observer,
             say=self._saying,
             tell=self._heard,
-            offer=self._offer,
+            offer=lambda digest: self._shelf.offer(digest),
             wall_ns=time.time_ns,
             lamport=self._state.journal.lamport,
         )
@@ -193,6 +192,9 @@ class Node:
                 "agreement": facts.agreement,
                 "initial_model": initial.digest,
             },
+        )
+        self._shelf = Shelf(
+            self._state, self._ledger, facts.grid, delta=home.agreement.exchange.delta
         )
         self._work, self._rule_state = self._ledger.work, self._ledger.rule_state
         observer.remember(self._ledger.rounds())
@@ -287,7 +289,7 @@ class Node:
             case Commit(round, model, memory):
                 self._ledger.commit(round, model, memory, self._merged_metrics)
                 self._observer.committed(round, model, self._merged_metrics)
-                self._tidy()
+                self._shelf.tidy(self._barrier.kept(), self._home.others)
             case Alarm(text=text):
                 self._observer.alarm(text)
             case Finish():
@@ -329,16 +331,8 @@ class Node:
             self._events.put_nowait(FetchFailed(update, problem.reason, retriable))
         else:
             self._observer.transferred(update.peer, "received", transfer)
-            self._replace_base(update)
+            self._shelf.received(update, self._barrier.kept())
             self._events.put_nowait(Fetched(update))
-
-    def _replace_base(self, update: Update) -> None:
-        """What differences from a peer are taken from; the one before has served its purpose."""
-        before = self._bases.get(update.peer)
-        self._bases[update.peer] = update.digest
-        kept = self._barrier.kept() | {*self._bases.values(), *self._ledger.offered}
-        if before is not None and before not in kept:
-            self._state.updates.discard(before)
 
     async def _judge(self, judge: Judge) -> None:
         assert self._work is not None
@@ -420,19 +414,6 @@ class Node:
     def _saying(self) -> Saying:
         return Saying(self._barrier.round, self._barrier.phase, self._ledger.manifest)
 
-    async def _offer(self, digest: Digest) -> Offer | None:
-        """Only what we have announced: other sites' updates are not ours to give."""
-        updates = self._state.updates
-        if digest not in self._ledger.offered or not updates.has(digest):
-            return None
-        # Known by heart for what we sealed in this life; after a restart the file is read again.
-        chunk_digests = await asyncio.to_thread(updates.chunk_digests, digest)
-        latest = self._ledger.manifest
-        base = None
-        if latest is not None and latest.manifest.update.digest == digest and latest.manifest.base:
-            base = updates.path(latest.manifest.base)
-        return Offer(digest, updates.path(digest), chunk_digests, self._facts.grid, base)
-
     def _status(self) -> dict[str, Any]:
         agreement = self._home.agreement
         return {
@@ -467,14 +448,9 @@ class Node:
             schema=self._facts.schema,
             raw_bytes=work.raw_bytes,
             samples=work.samples,
-            base=self._base(),
+            base=self._shelf.base(),
             dtype=self._facts.dtype,
         )
-
-    def _base(self) -> Digest | None:
-        """Our last update, from which the next one is a small step; to be asked before sealing."""
-        wanted = self._home.agreement.exchange.delta
-        return next(iter(self._ledger.offered), None) if wanted else None
 
     def _samples(self, update: Update) -> int:
         signed = self._conversation.manifest(update)
@@ -482,24 +458,6 @@ class Node:
 
     def _progressed(self, job: str, done: int, total: int) -> None:
         self._observer.progress = (done, total)
-
-    def _check_files(self) -> None:
-        """What the memory refers to must be there, and still be what its name says."""
-        work, state = self._ledger.work, self._state
-        state.check(state.models, self._ledger.model)
-        if work is not None:
-            state.check(state.updates, work.own, work.outgoing)
-            state.check(state.carry, work.carry)
-
-    def _tidy(self) -> None:
-        """Drop every file that no later step, nor a restart, can ask for.
-
-        Of each peer the last update stays, from which the next one is only a difference.
-        """
-        ledger = self._ledger
-        assert ledger.work is not None
-        updates = self._barrier.kept() | {*ledger.offered, ledger.work.own, *self._bases.values()}
-        self._state.retain(updates=updates, models=set(ledger.models), carry={ledger.work.carry})
 
 
 def _first(problems: BaseExceptionGroup[BaseException]) -> BaseException:

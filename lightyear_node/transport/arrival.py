@@ -14,7 +14,6 @@ from typing import IO
 
 from lightyear_node.records import CHUNK_BYTES, Manifest, Transfer
 from lightyear_node.store import Incoming, Store, chunk_length
-from lightyear_node.transport import limits
 from lightyear_node.transport.codec import Grid, decode_chunk
 
 Progress = Callable[[int, int], None]
