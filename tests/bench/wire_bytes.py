@@ -5,14 +5,15 @@ beside the project) FEMNIST.  Every round's update of the first site is encoded 
 whole, as differences from the round before, and both in bfloat16.  Prints one JSON object; `steady`
 is the mean over the last quarter of the rounds.
 
-    python tests/bench/wire_bytes.py [rounds]
+    python tests/bench/wire_bytes.py [--rounds N] [--plot FILE.png]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import zstandard
 from parts.trajectories import available, grid_of, recorded
@@ -52,11 +53,44 @@ def shares(task: str, rounds: int | None) -> dict[str, list[float]]:
     return {name: [round(size / weights, 3) for size in sizes] for name, sizes in found.items()}
 
 
+def draw(report: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tasks = [task for task in available() if task in report]
+    figure, axes = pyplot.subplots(1, len(tasks), figsize=(5 * len(tasks), 3.4), sharey=True)
+    names = {
+        "zstd_1": ("zstd, as it lies", "0.6"),
+        "planes": ("planes", "tab:blue"),
+        "delta": ("planes of differences", "tab:green"),
+        "bfloat16": ("bfloat16: planes", "tab:orange"),
+        "bfloat16_delta": ("bfloat16: differences", "tab:red"),
+    }
+    for axis, task in zip(axes if len(tasks) > 1 else [axes], tasks, strict=True):
+        by_round = report[task]["by_round"]
+        last = len(by_round["planes"])
+        for name, (label, colour) in names.items():
+            shares = by_round[name]
+            axis.plot(range(last - len(shares), last), shares, label=label, color=colour)
+        axis.set(title=task, xlabel="round", ylim=(0, 1))
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("bytes on the wire,\nshare of float32")
+    figure.axes[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else None
-    report: dict[str, object] = {"bench": "wire_bytes", "goals": GOALS}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    report: dict[str, Any] = {"bench": "wire_bytes", "goals": GOALS}
     for task in available():
-        by_round = shares(task, rounds)
+        by_round = shares(task, options.rounds)
         steady = {
             name: round(sum(each[-(len(each) // 4) :]) / (len(each) // 4), 3)
             for name, each in by_round.items()
@@ -64,6 +98,8 @@ def main() -> None:
         met = {name: steady[name] <= goal for name, goal in GOALS.items()}
         report[task] = {"steady": steady, "goal_met": met, "by_round": by_round}
     print(json.dumps(report))
+    if options.plot:
+        draw(report, options.plot)
 
 
 if __name__ == "__main__":
