@@ -46,6 +46,8 @@ class Shelf:
 
         Not a moment for more tidying: what is just being trained is known to nobody yet.
         """
+        if not self._delta:
+            return
         before = self._bases.get(update.peer)
         self._bases[update.peer] = update.digest
         if before is not None and before not in self._updates(kept):
