@@ -20,6 +20,7 @@ import impostors
 import pytest
 import yaml
 from asking import DEADLINE_S, PATIENT, B, C, LayOut, metrics_of
+from needs import need
 
 from lightyear_node.config import load_agreement
 from lightyear_node.identity import BACKDATED, LIFETIME, Identity, Joined, make_identity
@@ -316,13 +317,13 @@ def test_a_question_leaves_no_trace(
         assert metrics_of(b)[handshakes] == 1
 
 
-@pytest.mark.skipif(FAKETIME is None, reason="`faketime` is not installed (apt install faketime)")
 @pytest.mark.parametrize(
     ("shift", "words"), [("+1d", "1 d 0 h ahead of ours"), ("-20h", "20 h 0 min behind ours")]
 )
 def test_a_clock_that_is_off_is_a_warning(
     lay_out_sites: LayOut, monkeypatch: pytest.MonkeyPatch, shift: str, words: str
 ) -> None:
+    need(None if FAKETIME else "`faketime` is not installed (apt install faketime)")
     a, b = lay_out_sites(2, rounds=50)
     monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
     assert FAKETIME is not None
