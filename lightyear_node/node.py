@@ -24,6 +24,7 @@ from lightyear_node import __version__
 from lightyear_node.barrier import (
     Alarm,
     Announce,
+    Answered,
     Barrier,
     Command,
     Commit,
@@ -103,6 +104,7 @@ class Node:
             log,
             {peer: PeerView() for peer in home.others},
             home.rule.threshold,
+            self._terms.heartbeat_s,
         )
         expires = home.identity.certificate.expires
         self._observer.metrics.certificate_expiry.set(expires.timestamp())
@@ -322,7 +324,10 @@ class Node:
                 if client is None:
                     raise PeerError(update.peer, Reason.BLOCKED, "no longer in peers.yaml")
                 transfer = await client.fetch(
-                    signed.manifest, self._state.updates, self._facts.grid
+                    signed.manifest,
+                    self._state.updates,
+                    self._facts.grid,
+                    lambda done, total: self._arriving(update.peer),
                 )
         except PeerError as problem:
             self._observer.transfer_failed(update.peer, problem.reason, str(problem))
@@ -333,6 +338,11 @@ class Node:
             self._observer.transferred(update.peer, "received", transfer)
             self._shelf.received(update, self._barrier.kept())
             self._events.put_nowait(Fetched(update))
+
+    def _arriving(self, peer: PeerName) -> None:
+        """A chunk has come.  On a narrow line the answer to a heartbeat may wait behind it."""
+        self._heard(Answered(peer))
+        self._observer.sending(peer)
 
     async def _judge(self, judge: Judge) -> None:
         assert self._work is not None

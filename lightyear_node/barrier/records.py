@@ -163,7 +163,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A peer has answered our greeting."""
+    """A peer has answered a call of ours: a greeting, or a piece of what we fetch."""
 
     peer: PeerName
 

@@ -22,8 +22,8 @@ WAITING_REPEAT_S = 30.0
 
 ONE_WAY = "one-way"
 REMOVED = "removed"
-CALLED_LATELY_S = 30.0
-"""Who has called us within so long is alive, whatever became of our own calls."""
+CALL_S = 5.0
+"""Longer than any call takes."""
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class PeerView:
     round: int | None = None
     phase: str | None = None
     called_at: float = -math.inf
+    sent_at: float = -math.inf
     verdict: str | None = None
     reason: str | None = None
     agreement: float | None = None
@@ -61,6 +62,7 @@ class Observer:
     peers: Mapping[PeerName, PeerView]
     threshold: float | None
     """The agreement that a peer must reach; None under rules that do not ask for it."""
+    heartbeat_s: float = 5.0
     round: int = 0
     phase: str = "starting"
     waiting: str = "starting"
@@ -185,8 +187,17 @@ class Observer:
         self._is_at(peer, round, phase)
         self.metrics.reachable.labels(peer).set(1)
 
+    def sending(self, peer: PeerName) -> None:
+        """A piece of its weights has come."""
+        self.peers[peer].sent_at = time.monotonic()
+
     def unreachable(self, peer: PeerName, about: str) -> None:
-        if time.monotonic() - self.peers[peer].called_at < CALLED_LATELY_S:
+        view = self.peers[peer]
+        lately = time.monotonic() - 2 * self.heartbeat_s - CALL_S
+        if view.sent_at > lately:
+            return  # the answer waits behind its weights
+        # Who is alive calls us at every heartbeat, whatever becomes of our own calls.
+        if view.called_at > lately:
             self._peer_is(peer, ONE_WAY, f"it reaches us, but we do not reach it: {about}")
             return
         self._peer_is(peer, "unreachable", about)

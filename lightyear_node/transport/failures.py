@@ -38,6 +38,12 @@ _CONNECTING: tuple[tuple[str, Reason, str], ...] = (
     ),
     ("has not called us", Reason.UNREACHABLE, "it has no address, and has not called us lately"),
     ("resol", Reason.UNREACHABLE, "the name in {address} cannot be resolved"),
+    # It was us who ended it, because nothing came.
+    (
+        "Endpoint closing",
+        Reason.UNREACHABLE,
+        "{address} takes our connections and says nothing: is the machine there paused or busy?",
+    ),
     ("andshake", Reason.UNREACHABLE, _HANDSHAKE),
     # A server that refuses our certificate hangs up without a word.
     ("Socket closed", Reason.UNREACHABLE, _HANDSHAKE),

@@ -116,6 +116,31 @@ def test_a_link_that_works_one_way_is_said_once() -> None:
     assert watched.status()["peers"][1]["state"] == "unreachable"
 
 
+def test_a_peer_that_stopped_is_not_said_to_reach_us() -> None:
+    """It has called us until just before; two heartbeats and a call later that is no longer so."""
+    watched = observer()
+    watched.heartbeat_s = 1.0
+    watched.called(B, 2, "training")
+    watched.peers[B].called_at -= 6.5
+    watched.unreachable(B, "no answer")
+    assert watched.status()["peers"][0]["state"] == "one-way"
+    watched.peers[B].called_at -= 1.0
+    watched.unreachable(B, "no answer")
+    assert watched.status()["peers"][0]["state"] == "unreachable"
+    assert sample(watched, 'lightyear_peer_reachable{peer="site-b"}') == 0
+
+
+def test_a_peer_whose_weights_fill_the_line_is_not_unreachable() -> None:
+    watched = observer()
+    watched.reached(B, 2, "training")
+    watched.sending(B)
+    watched.unreachable(B, "no answer")
+    assert watched.status()["peers"][0]["state"] == "reachable"
+    watched.peers[B].sent_at -= 2 * watched.heartbeat_s + 6
+    watched.unreachable(B, "no answer")
+    assert watched.status()["peers"][0]["state"] == "unreachable"
+
+
 def test_bytes_are_counted_by_peer_and_direction() -> None:
     watched = observer()
     watched.transferred(B, "received", Transfer(1000, 600, 0.1))

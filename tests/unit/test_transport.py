@@ -611,6 +611,20 @@ def test_a_port_where_nobody_listens_is_said_so(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_machine_that_takes_connections_and_is_silent_is_said_so() -> None:
+    """Its kernel still answers while it is paused; nobody's certificate is to blame."""
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with calling(f"127.0.0.1:{silent.getsockname()[1]}") as client:
+                with pytest.raises(PeerUnreachable):
+                    await client.announce(QUIET)
+                with pytest.raises(PeerUnreachable, match="takes our connections"):
+                    await client.announce(QUIET)
+
+    asyncio.run(scenario())
+
+
 CONNECTING = "failed to connect to all addresses; last error: "
 
 
