@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -56,6 +57,7 @@ class Hosts:
         self.homes = [self._moved(home) for home in homes]
 
     def __enter__(self) -> Self:
+        _sweep()
         try:
             _run("ip", "netns", "add", self._bridge)
             self._at(self._bridge, "ip", "link", "add", "bridge", "type", "bridge")
@@ -69,18 +71,16 @@ class Hosts:
 
     def __exit__(self, *_: object) -> None:
         for namespace in (*self._namespaces.values(), self._bridge):
-            # Whatever is still running there has lost its federation already.
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _run("ip", "netns", "delete", namespace)
-            shutil.rmtree(NETNS_ETC / namespace, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            NETNS_ETC.rmdir()
+            _remove(namespace)
 
     def federation(self) -> Federation:
         return Federation(self.homes, START_THERE)
 
     def address(self, name: PeerName) -> str:
         return f"{self._ips[name]}:{PORT}"
+
+    def ip(self, name: PeerName) -> str:
+        return self._ips[name]
 
     def lose(self, name: PeerName, sender: PeerName) -> None:
         """Nothing that `sender` sends arrives at `name` any more."""
@@ -168,3 +168,22 @@ class Hosts:
 def _run(*command: str) -> str:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     return ended.stdout
+
+
+def _sweep() -> None:
+    """Remove what a test has left behind that was killed itself."""
+    for line in _run("ip", "netns", "list").splitlines():
+        ours = re.match(r"ly-(\d+)-\S+", line)
+        if ours and not Path(f"/proc/{ours[1]}").exists():
+            _remove(ours[0])
+
+
+def _remove(namespace: str) -> None:
+    with contextlib.suppress(subprocess.CalledProcessError):
+        for pid in _run("ip", "netns", "pids", namespace).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _run("ip", "netns", "delete", namespace)
+    shutil.rmtree(NETNS_ETC / namespace, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        NETNS_ETC.rmdir()  # unless somebody else has something there

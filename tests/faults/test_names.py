@@ -1,0 +1,55 @@
+"""Addresses are hints: a name that does not resolve today may do so tomorrow."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from asking import DEADLINE_S, A, B, all_finished, check_histories
+from hosts import PORT, Hosts, why_not
+from needs import need
+from scene import AVERAGE, HASTY, counted, history, readdress
+
+from lightyear_node.lab.federation import Statuses, lay_out, site_names
+
+NAME = "site-b.hospital.test"
+"""The domain `test` belongs to nobody."""
+UNKNOWN_S = 10.0
+"""How long the name is missing: several heartbeats, and several looks of the resolver."""
+
+
+def state_of_b(statuses: Statuses) -> tuple[str, str]:
+    status = statuses[A]
+    if status is None:
+        return "", ""
+    [peer] = status["peers"]
+    return peer["state"], peer["about"]
+
+
+@pytest.mark.slow
+def test_a_peer_whose_name_appears_later_is_found_without_a_restart(tmp_path: Path) -> None:
+    need(why_not())
+    homes = lay_out(tmp_path, site_names(2), rounds=3, barrier=HASTY, rule=AVERAGE)
+    with Hosts(homes) as hosts:
+        readdress(homes, {A: hosts.address(A), B: f"{NAME}:{PORT}"})
+        # Otherwise it would hear of the other's updates by being called, and need no name for it.
+        hosts.refuse_calls(A, B)
+        with hosts.federation() as federation:
+            federation.wait_until(lambda s: "cannot be resolved" in state_of_b(s)[1], DEADLINE_S)
+            until = time.monotonic() + UNKNOWN_S
+            statuses = federation.wait_until(lambda _: time.monotonic() > until, DEADLINE_S)
+            assert state_of_b(statuses)[0] == "unreachable"
+            pid = federation.pid(A)
+
+            hosts.names(A, f"{hosts.ip(B)} {NAME}\n")
+            named_at = time.monotonic()
+            federation.wait_until(lambda s: state_of_b(s)[0] == "reachable", DEADLINE_S)
+            print(f"found {time.monotonic() - named_at:.1f} s after the name appeared")
+            hosts.heal()
+            federation.wait_until(all_finished, DEADLINE_S)
+            assert federation.pid(A) == pid
+            for name in (A, B):
+                assert counted(hosts.metrics(name), "peer_refusals") == 0
+                assert federation.rounds(name)[-1]["verdicts"][0]["accepted"]
+    check_histories(hosts.homes, history)

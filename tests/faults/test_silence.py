@@ -1,0 +1,80 @@
+"""A peer that neither answers nor hangs up, as a paused virtual machine."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from asking import DEADLINE_S, C, all_finished, check_histories, metrics_of
+from scene import MIB, behind_proxies, counted, history, lay_out_heavy, part_bytes
+
+from lightyear_node.lab.federation import POLL_S, Federation, SiteHome
+from lightyear_node.observe.admin import ask
+
+NOTICED_S = 30.0
+ENDED_S = 35.0
+"""Its connections: 28 s after the last byte, and some load."""
+GIVEN_UP_S = 60.0
+"""A transfer, with all its tries."""
+
+
+def seen_by(home: SiteHome) -> tuple[str, int]:
+    """How a site sees the stopped one, and its own round.  Only the others can be asked."""
+    status = ask(home.state_dir, "status")
+    [state] = [peer["state"] for peer in status["peers"] if peer["name"] == C]
+    return state, status["round"]
+
+
+def wait_for(condition: Callable[[], bool]) -> float:
+    """When it held."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(POLL_S)
+    return time.monotonic()
+
+
+@pytest.mark.slow
+def test_a_stopped_peer_is_noticed_and_comes_back(tmp_path: Path) -> None:
+    rounds = 60
+    homes = lay_out_heavy(tmp_path, 3, mib=4, rounds=rounds)
+    a, b = homes[:2]
+    with behind_proxies(homes) as proxies, Federation(homes) as federation:
+        proxies[C].rate_bytes_s = MIB
+        federation.wait_until(lambda _: part_bytes(a) >= 2 * MIB, DEADLINE_S)
+        federation.kill(C, signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        proxies[C].rate_bytes_s = None  # or bytes would go on coming from here
+        broken = f"the connection to {proxies[C].address} broke"
+
+        noticed_at = wait_for(lambda: all(seen_by(home)[0] == "unreachable" for home in (a, b)))
+        broken_at = wait_for(lambda: broken in a.log.read_text())
+        given_up_at = wait_for(lambda: counted(metrics_of(a), "transfer_errors", peer=C) > 0)
+        noticed_s, broken_s, given_up_s = (
+            at - stopped_at for at in (noticed_at, broken_at, given_up_at)
+        )
+        print(
+            f"noticed after {noticed_s:.1f} s; its connection ended after {broken_s:.1f} s,"
+            f" the transfer after {given_up_s:.1f} s"
+        )
+        assert noticed_s < NOTICED_S
+        assert broken_s < ENDED_S
+        assert given_up_s < GIVEN_UP_S
+        assert metrics_of(a)['lightyear_peer_reachable{peer="site-c"}'] == 0
+        assert "is the machine there paused" in a.log.read_text()
+        wait_for(lambda: all(seen_by(home)[1] == rounds for home in (a, b)))
+
+        federation.kill(C, signal.SIGCONT)
+        woken_at = time.monotonic()
+        federation.wait_until(all_finished, DEADLINE_S)
+        print(f"caught up {time.monotonic() - woken_at:.1f} s after waking")
+        wait_for(lambda: all(seen_by(home)[0] == "reachable" for home in (a, b)))
+        assert len(federation.rounds(C)) < rounds, "it did not do all that it had missed"
+        for home in homes:
+            assert counted(metrics_of(home), "peer_refusals") == 0
+    check_histories(homes, history)
+    for home in homes:
+        assert "Traceback" not in home.log.read_text()
