@@ -1,7 +1,8 @@
 """Reads a YAML file that a person wrote, and says exactly what is wrong with it and where.
 
-Stricter than YAML itself: at most 1 MiB, no aliases, no duplicate keys, no nesting beyond reason.
-An alias can make a small file expand without end, and a duplicate key hides one of two intentions.
+Stricter than YAML itself: at most 1 MiB, no aliases, no tags, no duplicate keys, no nesting and no
+numbers beyond reason.  An alias can make a small file expand without end, a tag can ask for a value
+that its text does not have, and a duplicate key hides one of two intentions.
 Knows nothing about what the keys mean.
 """
 
@@ -18,6 +19,8 @@ from lightyear_node.errors import ConfigError
 
 FILE_BYTES_MAX = 1 << 20
 DEPTH_MAX = 16
+NUMBER_BITS_MAX = 64
+"""Nothing that is counted in a federation needs more; Python refuses to print the longest."""
 
 KeyPath = tuple[str | int, ...]
 
@@ -49,7 +52,7 @@ def read(path: Path) -> Document:
             f"{path}:{line}: {problem.problem or 'this is not valid YAML'}",
             hint="correct that line",
         ) from None
-    except (yaml.YAMLError, ValueError) as problem:
+    except (yaml.YAMLError, ValueError, ArithmeticError) as problem:
         raise ConfigError(f"{path}: not valid YAML: {_one_line(problem)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}:1: expected `key: value` lines at the top level")
@@ -89,6 +92,11 @@ class _Loader(yaml.SafeLoader):
                 problem="aliases (`*name`) are not allowed: write the value out",
                 problem_mark=self._here(),
             )
+        if getattr(self.peek_event(), "tag", None) is not None:  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(
+                problem="tags (`!name`) are not allowed: write the plain value",
+                problem_mark=self._here(),
+            )
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=self._here())
@@ -120,7 +128,10 @@ def _plain(node: yaml.Node, where: KeyPath, lines: dict[KeyPath, int], path: Pat
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*where, index), lines, path) for index, item in enumerate(node.value)]
-    return scalar(node)
+    value = scalar(node)
+    if isinstance(value, int) and value.bit_length() > NUMBER_BITS_MAX:
+        raise ConfigError(f"{path}:{line}: a number of more than {NUMBER_BITS_MAX} bits")
+    return value
 
 
 def scalar(node: yaml.Node) -> Any:
@@ -131,8 +142,9 @@ def scalar(node: yaml.Node) -> Any:
 def parse_scalar(text: str) -> Any:
     """The value of an environment variable, read as a YAML value would be."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        root = yaml.compose(text, Loader=_Loader)
+        return None if root is None else _plain(root, (), {}, Path("environment"))
+    except (yaml.YAMLError, ValueError, ArithmeticError):
         return text
 
 

@@ -14,6 +14,7 @@ from lightyear_node.config import Agreement, RuleTerms, load_agreement, load_sit
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import make_identity
 from lightyear_node.peers_file import write_agreement
+from lightyear_node.strict_yaml import parse_scalar
 
 PIN = "SHA256:" + "A" * 43
 OTHER_PIN = "SHA256:" + "B" * 43
@@ -59,6 +60,13 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         (agreement_text("rule: {taw: 0.5}\n"), ":3: unknown key `taw`: did you mean `tau`?"),
         (agreement_text("seed: 1\nseed: 2\n"), ":4: key `seed` appears twice"),
         (agreement_text("rule: &r {tau: 0.5}\nbarrier: *r\n"), ":4: aliases"),
+        # Each of these tags asks for a value that the text does not have.
+        (agreement_text("rounds: !!int ''\n"), ":3: tags"),
+        (agreement_text("rule: {guard: !!bool perhaps}\n"), ":3: tags"),
+        (agreement_text("seed: !!timestamp soon\n"), ":3: tags"),
+        (agreement_text("rule: !!python/object:os.system {}\n"), ":3: tags"),
+        (agreement_text(f"seed: 0x{'F' * 5000}\n"), ":3: a number of more than 64 bits"),
+        (agreement_text(f"seed: 1{':00' * 200}.5\n"), ": not valid YAML: int too large"),
         # A misspelt key is the cause, and the missing one its effect.
         ("verison: 1\nfederation: x\npeers: []\n", ":1: unknown key `verison`: did you mean `vers"),
         (
@@ -98,6 +106,11 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str | bytes, expected: str) -> None:
     assert refusal(tmp_path, text).startswith(expected)
+
+
+@pytest.mark.parametrize("value", ["2026-99-99", "!!bool perhaps", "[" * 100, "a: b: c", "*x"])
+def test_what_is_no_yaml_value_in_the_environment_is_text(value: str) -> None:
+    assert parse_scalar(value) == value
 
 
 def test_a_rules_options_keep_their_kinds_wherever_they_are_written(tmp_path: Path) -> None:
