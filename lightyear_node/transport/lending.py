@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from lightyear_node.records import PeerName
 from lightyear_node.transport import limits
@@ -69,21 +70,25 @@ async def _serve(peer: PeerName, line: Direct, service: Service) -> bool:
         call.cancel()
 
 
-async def _answer(peer: PeerName, question: Message, call: Call, service: Service) -> None:
+async def _answer(peer: PeerName, request: bytes, call: Call, service: Service) -> None:
+    question = _question(request)
     kind = question.WhichOneof("question")
 
+    async def reply(answer: Message) -> None:
+        await call.write(answer.SerializeToString())
+
     async def send(piece: Message) -> None:
-        await call.write(pb.Answer(piece=piece))
+        await reply(pb.Answer(piece=piece))
 
     try:
         with service.call(peer, Ask(kind) if kind else Ask.HELLO):
             match kind:
                 case "hello":
-                    reply = await service.hello(peer, question.hello.SerializeToString())
-                    await call.write(pb.Answer(hello=reply))
+                    hello = await service.hello(peer, question.hello.SerializeToString())
+                    await reply(pb.Answer(hello=hello))
                 case "announce":
-                    reply = await service.announce(peer, question.announce.SerializeToString())
-                    await call.write(pb.Answer(announce=reply))
+                    said = await service.announce(peer, question.announce.SerializeToString())
+                    await reply(pb.Answer(announce=said))
                 case "fetch":
                     await service.fetch(peer, question.fetch.SerializeToString(), send)
                 case _:
@@ -91,4 +96,12 @@ async def _answer(peer: PeerName, question: Message, call: Call, service: Servic
     except Denied as denied:
         refusal = pb.Refusal(code=denied.code.value[0], details=denied.details)
         async with asyncio.timeout(limits.GIVE_UP_S):
-            await call.write(pb.Answer(refusal=refusal))
+            await reply(pb.Answer(refusal=refusal))
+
+
+def _question(request: bytes) -> Message:
+    """Bytes that are no question are taken for one that nobody knows, and refused like that."""
+    try:
+        return pb.Question.FromString(request)
+    except DecodeError:
+        return pb.Question()
