@@ -28,7 +28,9 @@ def opened_base(manifest: Manifest, store: Store) -> Iterator[IO[bytes] | None]:
     except FileNotFoundError:
         file = None
     with file or contextlib.nullcontext():
-        yield file
+        # The manifest may name any file of ours, and one that is damaged is nobody's base.
+        fits = file is not None and os.fstat(file.fileno()).st_size == manifest.raw_bytes
+        yield file if fits else None
 
 
 class Arrival:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from lightyear_node.errors import (
     PeerUnreachable,
     StoreError,
 )
-from lightyear_node.records import CHUNK_BYTES, Reason
+from lightyear_node.records import CHUNK_BYTES, Digest, Reason
 from lightyear_node.store import Incoming, Store
 from lightyear_node.transport import limits
 from lightyear_node.transport.codec import Grid, encode_chunk
@@ -34,6 +35,7 @@ from .sites import (
     ELEMENTS,
     GRID,
     HASHES,
+    HEADER,
     MANIFEST,
     A,
     B,
@@ -43,6 +45,7 @@ from .sites import (
     frame_of,
     header_of,
     hostile,
+    near,
     offering,
     pins,
     raw_stub,
@@ -114,6 +117,24 @@ def test_an_update_arrives_whole(tmp_path: Path) -> None:
         assert served.wire_bytes == transfer.wire_bytes
         assert (again.raw_bytes, again.wire_bytes) == (0, 0)
         assert host.heard == [("site-b", DIGEST)], "what is here is not asked for again"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("length", [0, len(CONTENT) - 1, len(CONTENT) + 1])
+def test_a_base_of_another_length_is_none(tmp_path: Path, length: int) -> None:
+    """It is damaged, or the peer named some other file of ours: then the update comes in full."""
+
+    async def scenario() -> None:
+        base = tmp_path / "base"
+        base.write_bytes(near(CONTENT, HEADER))
+        host, store = FakeHost(offering(tmp_path / "offered", base)), Store(tmp_path / "store")
+        manifest = dataclasses.replace(MANIFEST, base=Digest("ab" * 32))
+        store.path(Digest("ab" * 32)).write_bytes(base.read_bytes().ljust(length, b"\0")[:length])
+        async with serving(host) as (_, address), calling(address) as client:
+            transfer = await client.fetch(manifest, store, GRID)
+        assert store.path(DIGEST).read_bytes() == CONTENT
+        assert transfer.wire_bytes == sum(map(len, FRAMES))
 
     asyncio.run(scenario())
 
