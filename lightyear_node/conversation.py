@@ -7,6 +7,7 @@ refused, counted under its reason, and changes nothing else.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -33,6 +34,8 @@ from lightyear_node.transport.outbox import Offer
 PROTOCOL_VERSION = 1
 MANIFESTS_KEPT = 4
 """Per peer: the one being fetched, the one held, and what may arrive meanwhile."""
+OWN_UPDATES_KEPT = 64
+"""Digests of our own that we would know again: more rounds than anybody is behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Conversation:
         self._greeted: set[PeerName] = set()
         self._compared: dict[PeerName, tuple[str, Digest, Digest]] = {}
         self._manifests: dict[PeerName, dict[Digest, SignedManifest]] = {}
+        self._own: deque[Digest] = deque(maxlen=OWN_UPDATES_KEPT)
 
     def agree(self, agreement: Digest, pins: Mapping[PeerName, tuple[Certificate, ...]]) -> None:
         """Take new settings: whose signatures count, and the digest that everybody compares."""
@@ -230,6 +234,9 @@ class Conversation:
             )
             if wrong is not None:
                 raise PeerMisbehaved(peer, *wrong)
+            if signed.manifest.update.digest in self._own:
+                # It would agree with us perfectly, and teach us nothing.
+                raise PeerMisbehaved(peer, Reason.ECHO, "it announces an update of our own as its")
             self._remember(signed)
         at_work = theirs.phase == Phase.TRAINING
         if signed is not None:
@@ -274,6 +281,8 @@ class Conversation:
 
     def _announcement(self) -> Announcement:
         saying = self._say()
+        if saying.latest is not None and saying.latest.manifest.update.digest not in self._own:
+            self._own.append(saying.latest.manifest.update.digest)
         return Announcement(self.stamp(), saying.round, saying.phase, saying.latest)
 
 

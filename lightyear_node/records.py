@@ -49,6 +49,7 @@ class Reason(StrEnum):
     FEDERATION = "federation"
     VERSION = "version"
     EQUIVOCATION = "equivocation"
+    ECHO = "echo"
     TOO_LARGE = "too_large"
     TRUNCATED = "truncated"
     TIMEOUT = "timeout"

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from lightyear_node.barrier import Announced, Answered, Event, Heard, Phase
-from lightyear_node.conversation import Conversation, Facts, Saying
+from lightyear_node.conversation import OWN_UPDATES_KEPT, Conversation, Facts, Saying
 from lightyear_node.errors import PeerMisbehaved, PeerUnreachable
 from lightyear_node.identity import Certificate, Identity, make_identity
 from lightyear_node.observe.metrics import Metrics
@@ -76,7 +76,8 @@ class Side:
         )
 
     def seal(self, round: int = 4, **changed: object) -> SignedManifest:
-        update = Update(self.identity.name, Generation(0), Round(round), Digest(f"{round:064x}"))
+        digest = Digest(f"{self.identity.name[-1]}{round:063x}")
+        update = Update(self.identity.name, Generation(0), Round(round), digest)
         manifest = Manifest("ward", update, 1, SCHEMA, GRID.raw_bytes, 10)
         self.latest = self.identity.sign_manifest(replace(manifest, **changed))  # type: ignore[arg-type]
         return self.latest
@@ -219,6 +220,22 @@ def test_nobody_speaks_for_another_or_with_anothers_hand() -> None:
     b.latest = c.identity.sign_manifest(forged)
     contact(a, b)
     assert a.refusals("site-b", Reason.SIGNATURE) == 1
+    assert not any(isinstance(event, Announced) for event in a.events)
+
+
+def test_our_own_update_under_anothers_name_is_an_echo() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    for round in range(OWN_UPDATES_KEPT):
+        ours = a.seal(round)
+        contact(a, b)
+    for copied in (ours, a.seal(0)):
+        b.seal(OWN_UPDATES_KEPT)
+        assert b.latest is not None
+        manifest = b.latest.manifest
+        update = replace(manifest.update, digest=copied.manifest.update.digest)
+        b.latest = b.identity.sign_manifest(replace(manifest, update=update))
+        contact(a, b)
+    assert a.refusals("site-b", Reason.ECHO) == 2
     assert not any(isinstance(event, Announced) for event in a.events)
 
 
