@@ -77,6 +77,9 @@ LENT_WAIT_S = 5.0
 """For a line to a site without a port: it opens the next one as soon as one is used."""
 LENT_PAUSE_S_MAX = 5.0
 """Before a line is opened again to a site that does not answer: about a heartbeat."""
+CONNECTIONS_PER_PEER_MAX = 4
+"""One, one by an operator's command, and those that broke unnoticed; of more the idlest are ended.
+What a reader leaves unread of an answer stays with its connection, after the call has ended."""
 CALLS_MAX = 64 * 16
 """For the whole server, as a last resort: what one peer may have open is limited before."""
 CALLS_PER_S, CALLS_BURST = 2.0, 10

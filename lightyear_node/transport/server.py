@@ -200,11 +200,22 @@ class _Calls:
         # Newer gRPC tells the version; its own clients always speak 1.3.
         if next(iter(tls.get("ssl_tls_version", ())), b"TLSv1.3") != b"TLSv1.3":
             await self._deny(context, "old_tls", peer)
-        self._connections[context.peer()] = certificate
-        self._connections.move_to_end(context.peer())
+        self._note_connection(context.peer(), certificate)
+        return peer
+
+    def _note_connection(self, connection: str, certificate: Fingerprint) -> None:
+        """The longest without a call come first, and are ended if their peer has too many."""
+        known = connection in self._connections
+        self._connections[connection] = certificate
+        self._connections.move_to_end(connection)
         if len(self._connections) > CONNECTIONS_KEPT:
             self._connections.popitem(last=False)
-        return peer
+        if not known:
+            same = [name for name, pin in self._connections.items() if pin == certificate]
+            idlest = set(same[: -limits.CONNECTIONS_PER_PEER_MAX])
+            for name in idlest:
+                del self._connections[name]
+            hang_up(idlest)
 
     async def _deny(self, context: Context, reason: str, peer: PeerName | None) -> NoReturn:
         self._host.denied(reason, peer)
