@@ -14,12 +14,23 @@ from lightyear_node.lab.federation import SiteHome, lay_out, site_names
 from lightyear_node.records import PeerName
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "byzantine"))
 
 from asking import QUICK, SEED, LayOut
 
 
 @pytest.fixture
 def lay_out_sites(tmp_path: Path) -> LayOut:
+    return laying_out(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def lay_out_once(tmp_path_factory: pytest.TempPathFactory) -> LayOut:
+    """For a federation that all tests of a file share."""
+    return laying_out(tmp_path_factory.mktemp("sites"))
+
+
+def laying_out(directory: Path) -> LayOut:
     def make(
         sites: int = 3,
         *,
@@ -31,7 +42,7 @@ def lay_out_sites(tmp_path: Path) -> LayOut:
         exchange: ExchangeTerms | None = None,
     ) -> list[SiteHome]:
         return lay_out(
-            tmp_path,
+            directory,
             site_names(sites),
             seed=SEED,
             rounds=rounds,
