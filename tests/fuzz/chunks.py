@@ -1,0 +1,106 @@
+"""Frames and pieces of a fetch: bytes of a peer, up to the raw bytes of a chunk.
+
+The first byte of an input chooses the chunk, whether differences were asked for, and how the rest
+is read: as a frame, as planes that are packed first (random bytes are hardly ever a zstd frame), or
+as a piece with its list or chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+
+import zstandard
+from google.protobuf.message import DecodeError
+
+from lightyear_node.records import CHUNK_BYTES
+from lightyear_node.store import chunk_count, chunk_length
+from lightyear_node.transport import messages
+from lightyear_node.transport.codec import FrameRefused, Grid, decode_chunk, encode_chunk
+from lightyear_node.v1 import exchange_pb2 as pb
+
+
+def _header(*tensors: tuple[str, int]) -> bytes:
+    widths, begin, entries = {"F64": 8, "F32": 4, "BF16": 2}, 0, {}
+    for dtype, count in tensors:
+        end = begin + widths[dtype] * count
+        entries[dtype] = {"dtype": dtype, "shape": [count], "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+SMALL = Grid(_header(("F64", 3), ("F32", 40), ("BF16", 9)))
+LONG = Grid(_header(("F32", CHUNK_BYTES // 4 + 16)))
+# The whole of a small file, and the short last chunk of a longer one.
+CHUNKS = ((SMALL, 0), (LONG, LONG.chunks - 1))
+BASES = tuple(bytes(index % 251 for index in range(SMALL.raw_bytes)) for _ in CHUNKS)
+PLANES_MAX = 16
+
+
+def seeds() -> Iterator[bytes]:
+    for which, (grid, index) in enumerate(CHUNKS):
+        raw = bytes(grid.blank(index))
+        base = BASES[which][: len(raw)]
+        yield bytes([which]) + encode_chunk(grid, index, raw)
+        yield bytes([which | 2]) + encode_chunk(grid, index, raw, base)
+        yield bytes([which | 4]) + b"\x00\x01\x28abc" * PLANES_MAX
+    yield b"\x08" + messages.list_to(CHUNK_BYTES + 1, (b"\1" * 32, b"\2" * 32)).SerializeToString()
+    yield b"\x08" + messages.chunk_to(0, b"frame").SerializeToString()
+
+
+def check(wire: bytes) -> None:
+    if not wire:
+        return
+    choice, rest = wire[0], wire[1:]
+    try:
+        if choice & 8:
+            _piece(rest)
+            return
+        grid, index = CHUNKS[choice & 1]
+        length = chunk_length(grid.raw_bytes, index)
+        base = BASES[choice & 1][:length] if choice & 2 else None
+        _chunk(grid, index, _packed(rest) if choice & 4 else rest, base)
+    except (DecodeError, messages.Malformed, FrameRefused):
+        return
+
+
+def _chunk(grid: Grid, index: int, frame: bytes, base: bytes | None) -> None:
+    raw = decode_chunk(grid, index, frame, base)
+    assert len(raw) == chunk_length(grid.raw_bytes, index)
+    start = index * CHUNK_BYTES
+    header = grid.header[start : start + CHUNK_BYTES]
+    assert raw[: len(header)] == header, "the header is our own"
+    again = encode_chunk(grid, index, raw, base)
+    assert decode_chunk(grid, index, again, base) == raw
+
+
+def _piece(wire: bytes) -> None:
+    piece = pb.Piece.FromString(wire)
+    if piece.WhichOneof("piece") == "chunk":
+        frame = messages.chunk_from(piece, 0)
+        assert messages.chunk_from(messages.chunk_to(0, frame), 0) == frame
+        return
+    raw_bytes, chunk_digests = messages.list_from(piece)
+    assert len(chunk_digests) == chunk_count(raw_bytes)
+    assert messages.list_from(messages.list_to(raw_bytes, chunk_digests)) == (
+        raw_bytes,
+        chunk_digests,
+    )
+
+
+def _packed(recipe: bytes) -> bytes:
+    """A frame by a recipe of four bytes for each plane: its method, length, content and damage."""
+    parts = [recipe[:1]]
+    for step in range(1, min(len(recipe), 4 * PLANES_MAX), 4):
+        method, size, content, damage = recipe[step : step + 4].ljust(4, b"\0")
+        plane = bytes([content]) * size
+        if method & 1:
+            plane = zstandard.compress(plane)
+        if damage and plane:
+            place = damage % len(plane)
+            plane = plane[:place] + bytes([plane[place] ^ damage]) + plane[place + 1 :]
+        parts += [struct.pack("<BI", method & 3, len(plane)), plane]
+    return b"".join(parts)
