@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -53,6 +54,8 @@ class ExchangeServer:
         self._doorway = Doorway(limits.HANDSHAKE_S)
         self._calls = _Calls(service, host, self._doorway, self.lent)
         self._server: grpc.aio.Server | None = None
+        self._renewed = False
+        self._renewing = threading.Lock()
         if not any(pins.values()):
             raise ConfigError("there is no peer whose certificate could be accepted")
         self.admit(identity, pins)
@@ -67,6 +70,8 @@ class ExchangeServer:
         # TLS lets nobody in but ourselves, and we are nobody whose call is answered.
         roots = b"".join(certificate.pem for certificate in certificates)
         self._identity, self._roots = identity, roots or identity.certificate.pem
+        with self._renewing:
+            self._renewed = True
         self._calls.admit(pins)
 
     async def start(self, listen: str) -> int:
@@ -75,8 +80,11 @@ class ExchangeServer:
             options=limits.SERVER_OPTIONS, maximum_concurrent_rpcs=limits.CALLS_MAX
         )
         server.add_generic_rpc_handlers((self._calls.handlers(),))
+        self._renewed = False  # nobody knocks yet, and what is true now is given here
         credentials = grpc.dynamic_ssl_server_credentials(
-            self._tls(), self._knocked, require_client_authentication=True
+            self._tls(),
+            self._knocked,  # type: ignore[arg-type]  # None is documented, but not in the stubs
+            require_client_authentication=True,
         )
         try:
             port = server.add_secure_port(listen, credentials)
@@ -99,12 +107,18 @@ class ExchangeServer:
         for _ in range(self._doorway.turned_away(time.monotonic())):
             self._host.denied("handshake", None)
 
-    def _knocked(self) -> grpc.ServerCertificateConfiguration:
+    def _knocked(self) -> grpc.ServerCertificateConfiguration | None:
+        """Asked at every handshake, so that new pins and keys need no restart; None: as before.
+
+        gRPC builds anew whatever it is given here, under handshakes that are still using the last:
+        a crowd of them has ended the process, and takes a quarter of a megabyte each.
+        """
         self._doorway.knock(time.monotonic())
-        return self._tls()
+        with self._renewing:
+            renewed, self._renewed = self._renewed, False
+        return self._tls() if renewed else None
 
     def _tls(self) -> grpc.ServerCertificateConfiguration:
-        """Asked for at every handshake, so that new pins and keys need no restart."""
         return grpc.ssl_server_certificate_configuration(
             [(self._identity.tls_key_pem, self._identity.certificate.pem)],
             root_certificates=self._roots,
