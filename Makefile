@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test sim bench lint results stubs clean
+.PHONY: demo test sim fuzz bench lint results stubs clean
 
 demo: $(VENV)/demo
 	$(BIN)/lightyear-node demo $(ARGS)
@@ -18,6 +18,11 @@ TESTS ?= not slow
 SEEDS ?= 0:200
 sim: $(VENV)/dev
 	$(BIN)/python tests/sim/run.py --seeds $(SEEDS)
+
+# Invented inputs for everything that others write, for so long each: make fuzz SECONDS=600
+SECONDS ?= 60
+fuzz: $(VENV)/fuzz
+	$(BIN)/python tests/fuzz/run.py all --seconds $(SECONDS)
 
 bench: $(VENV)/dev
 	for bench in tests/bench/*.py; do $(BIN)/python $$bench || exit 1; done
@@ -54,6 +59,10 @@ $(VENV)/demo: $(VENV)/python pyproject.toml constraints.txt
 $(VENV)/dev: $(VENV)/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/demo
+
+$(VENV)/fuzz: $(VENV)/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis
