@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from lightyear_node.records import CHUNK_BYTES, Manifest, Transfer
@@ -49,6 +50,9 @@ class Arrival:
         self._on_progress = on_progress
         self._first_chunk = incoming.next_chunk
         self._wire_bytes = 0
+        self._buffer = bytearray(CHUNK_BYTES)
+        # Always the same thread, which knows the buffer.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arrival")
         self._landing: asyncio.Future[None] | None = None
 
     @property
@@ -65,7 +69,7 @@ class Arrival:
         self._wire_bytes += len(frame)
         await self.taken()
         loop = asyncio.get_running_loop()
-        self._landing = loop.run_in_executor(None, self._land, index, frame)
+        self._landing = loop.run_in_executor(self._thread, self._land, index, frame)
         self._landing.add_done_callback(self._landed)
 
     async def taken(self) -> None:
@@ -77,6 +81,7 @@ class Arrival:
         """Nothing of this is at work any more when this returns: a thread cannot be stopped."""
         if self._landing is not None:
             await asyncio.wait([self._landing])
+        self._thread.shutdown(wait=False)
 
     def _landed(self, landing: asyncio.Future[None]) -> None:
         if not landing.cancelled() and landing.exception() is None:
@@ -88,4 +93,4 @@ class Arrival:
         if self._base is not None:
             length = chunk_length(self._grid.raw_bytes, index)
             base = os.pread(self._base.fileno(), length, index * CHUNK_BYTES)
-        self._incoming.write(decode_chunk(self._grid, index, frame, base))
+        self._incoming.write(decode_chunk(self._grid, index, frame, base, self._buffer))

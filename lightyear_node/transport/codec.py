@@ -107,13 +107,13 @@ class Grid:
             if run.begin < stop and run.end > start:
                 yield Run(max(run.begin, start) - start, min(run.end, stop) - start, run.width)
 
-    def blank(self, index: int) -> memoryview:
+    def blank(self, index: int, buffer: bytearray) -> memoryview:
         """Chunk `index` with our own header in its place, and not yet anything else."""
         start = index * CHUNK_BYTES
-        head = np.frombuffer(self.header[start : start + CHUNK_BYTES], np.uint8)
-        chunk = np.empty(chunk_length(self.raw_bytes, index), np.uint8)
+        head = self.header[start : start + CHUNK_BYTES]
+        chunk = memoryview(buffer)[: chunk_length(self.raw_bytes, index)]
         chunk[: len(head)] = head
-        return chunk.data
+        return chunk
 
 
 def encode_chunk(grid: Grid, index: int, raw: Bytes, base: Bytes | None = None) -> bytes:
@@ -126,8 +126,18 @@ def encode_chunk(grid: Grid, index: int, raw: Bytes, base: Bytes | None = None) 
     return min(differences, _encode(grid, index, raw, None), key=len)
 
 
-def decode_chunk(grid: Grid, index: int, frame: Bytes, base: Bytes | None = None) -> memoryview:
-    """The chunk's raw bytes; `base` only if differences were asked for."""
+def decode_chunk(
+    grid: Grid,
+    index: int,
+    frame: Bytes,
+    base: Bytes | None = None,
+    buffer: bytearray | None = None,
+) -> memoryview:
+    """The chunk's raw bytes; `base` only if differences were asked for.
+
+    They lie in `buffer`, of a whole chunk's size, where that is given: new memory for every chunk
+    would cost as much as decoding.
+    """
     if len(frame) > FRAME_BYTES_MAX:
         raise FrameRefused(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes")
     rest = memoryview(frame)
@@ -137,7 +147,7 @@ def decode_chunk(grid: Grid, index: int, frame: Bytes, base: Bytes | None = None
     if kind == _DIFFERENCES and base is None:
         raise FrameRefused(Reason.MALFORMED, "differences that were not asked for")
     rest = rest[1:]
-    raw = grid.blank(index)
+    raw = grid.blank(index, bytearray(CHUNK_BYTES) if buffer is None else buffer)
     for run in grid.runs(index):
         count = (run.end - run.begin) // run.width
         planes: list[Bytes] = []

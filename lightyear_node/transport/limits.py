@@ -82,9 +82,9 @@ CONNECTIONS_PER_PEER_MAX = 4
 What a reader leaves unread of an answer stays with its connection, after the call has ended."""
 CALLS_MAX = 64 * 16
 """For the whole server, as a last resort: what one peer may have open is limited before."""
-CALLS_PER_S, CALLS_BURST = 4.0, 20
-"""Of one kind and peer: a heartbeat takes 5 s, or half a second where sites try things out on one
-machine; a state change adds a few.  More is a flood."""
+CALLS_PER_S, CALLS_BURST = 10.0, 40
+"""Of one kind and peer.  In a hospital a heartbeat takes 5 s and a round minutes, but where sites
+try things out on one machine both take half a second; a call costs a millisecond, a flood 1 %."""
 STRIKES_MAX, STRIKES_S, COOL_DOWN_S = 10, 60.0, 300.0
 """Ten messages within a minute that no honest site sends: nothing of that peer is even parsed for
 five minutes."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from asking import DEADLINE_S, A, B, all_finished, check_histories, metrics_of
 from proxy import ChaosProxy
-from scene import (
+from staging import (
     MIB,
     behind_proxies,
     counted,

@@ -9,7 +9,7 @@ import pytest
 from asking import DEADLINE_S, A, B, all_finished, check_histories
 from hosts import PORT, Hosts, why_not
 from needs import need
-from scene import AVERAGE, HASTY, counted, history, readdress
+from staging import AVERAGE, HASTY, counted, history, readdress
 
 from lightyear_node.lab.federation import Statuses, lay_out, site_names
 

@@ -10,7 +10,7 @@ import pytest
 from asking import DEADLINE_S, A, B, C, all_finished, check_histories
 from hosts import Hosts, why_not
 from needs import need
-from scene import AVERAGE, counted, history, readdress
+from staging import AVERAGE, counted, history, readdress
 
 from lightyear_node.config import BarrierTerms
 from lightyear_node.lab.federation import Federation, Statuses, lay_out, site_names

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from asking import DEADLINE_S, C, all_finished, check_histories, metrics_of
-from scene import MIB, behind_proxies, counted, history, lay_out_heavy
+from staging import MIB, behind_proxies, counted, history, lay_out_heavy
 
 from lightyear_node.lab.federation import POLL_S, Federation, SiteHome
 from lightyear_node.observe.admin import ask

@@ -9,7 +9,7 @@ import pytest
 from asking import DEADLINE_S, A, B, C, all_finished, check_histories, metrics_of
 from hosts import Hosts, why_not
 from needs import need
-from scene import (
+from staging import (
     AVERAGE,
     MIB,
     behind_proxies,

@@ -11,7 +11,8 @@ from asking import DEADLINE_S, A, C, metrics_of
 
 from lightyear_node.lab.federation import Federation, SiteHome
 
-MEMORY_GROWTH_MAX = 64 << 20
+MEMORY_GROWTH_MAX = 96 << 20
+"""Of a daemon that has hardly begun: half of it comes with its own first rounds."""
 
 
 @dataclass
