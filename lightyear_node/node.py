@@ -218,7 +218,10 @@ class Node:
         http: HttpServer | None = None
         try:
             listen = await self._links.open(self._spawn)
-            self._observer.log.info("listening on %s as %s", listen or "no port", home.us)
+            if listen is not None:
+                self._observer.log.info("listening on %s as %s", listen, home.us)
+            elif home.others:
+                self._observer.log.info("no port: %s calls the others, and is called back", home.us)
             await admin.start()
             if home.site.http.listen:
                 http = HttpServer(
