@@ -42,7 +42,7 @@ PLANES_MAX = 16
 
 def seeds() -> Iterator[bytes]:
     for which, (grid, index) in enumerate(CHUNKS):
-        raw = bytes(grid.blank(index))
+        raw = bytes(grid.blank(index, bytearray(CHUNK_BYTES)))
         base = BASES[which][: len(raw)]
         yield bytes([which]) + encode_chunk(grid, index, raw)
         yield bytes([which | 2]) + encode_chunk(grid, index, raw, base)
