@@ -56,9 +56,11 @@ class Copy:
             if delta and offer.base is not None:
                 with contextlib.suppress(FileNotFoundError):  # then in full
                     self._base = undo.enter_context(offer.base.open("rb", buffering=0))
-            self._packed: IO[bytes] | None = undo.enter_context(
-                tempfile.TemporaryFile(dir=folder, buffering=0)
-            )
+            self._packed: IO[bytes] | None = None
+            try:
+                self._packed = undo.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+            except OSError as problem:
+                _complain(problem)
             self._files = undo.pop_all()
         self._spans: list[tuple[int, int]] = []
         self._encoding = asyncio.Lock()
@@ -92,8 +94,7 @@ class Copy:
             try:
                 written = os.pwrite(self._packed.fileno(), frame, begin)
             except OSError as problem:
-                # A copy saves work and nothing else: on a full disk every peer's is made anew.
-                _log.warning("encoded updates cannot be kept: %s", problem.strerror)
+                _complain(problem)
                 written = 0
             if written == len(frame):
                 self._spans.append((begin, len(frame)))
@@ -119,6 +120,11 @@ class Copy:
         if base is not None and len(base) != length:
             base = None
         return encode_chunk(self._grid, index, raw, base)
+
+
+def _complain(problem: OSError) -> None:
+    """A copy saves work and nothing else: on a full disk every peer's is made anew."""
+    _log.warning("encoded updates cannot be kept: %s", problem.strerror)
 
 
 class Outbox:

@@ -207,6 +207,7 @@ def test_a_cut_transfer_goes_on_at_the_next_chunk(tmp_path: Path, cut: int, abru
         async with serving(host) as (_, address), calling(address) as client:
             transfer = await client.fetch(MANIFEST, fresh, GRID)
             await host.until(lambda: len(host.transfers) == 1)
+        assert host.heard == [("site-b", DIGEST)], "asked once, for what is missing"
         rest = len(CONTENT) - cut * CHUNK_BYTES
         assert transfer.raw_bytes == rest
         assert host.transfers[0][1].raw_bytes == rest

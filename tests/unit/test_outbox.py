@@ -165,6 +165,20 @@ def test_a_full_disk_costs_work_and_nothing_else(
     assert caplog.text.count("No space left") == 1
 
 
+def test_where_no_file_can_be_made_updates_are_sent_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = Outbox(tmp_path / "not-there")
+
+    async def scenario() -> bytes:
+        with outbox.lend(offer_in(tmp_path), delta=False) as copy:
+            return await copy.frame(LAST)
+
+    assert decode_chunk(GRID, LAST, asyncio.run(scenario())) == CHUNKS[LAST]
+    assert "cannot be kept" in caplog.text
+    outbox.close()
+
+
 def test_copies_that_nobody_asks_for_are_closed(outbox: Outbox, tmp_path: Path) -> None:
     async def scenario() -> None:
         before = len(os.listdir("/dev/fd"))
