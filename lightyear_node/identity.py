@@ -30,7 +30,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.x509.oid import NameOID
 
 from lightyear_node.errors import ConfigError
-from lightyear_node.records import Fingerprint, Manifest, PeerName, SignedManifest
+from lightyear_node.records import (
+    Digest,
+    Fingerprint,
+    Manifest,
+    PeerName,
+    SignedHead,
+    SignedManifest,
+)
 
 LIFETIME = timedelta(days=730)
 BACKDATED = timedelta(days=1)
@@ -43,6 +50,7 @@ NEXT_DIR = "next"
 """Below the keys: the TLS key and certificate that a renewal has prepared."""
 
 MANIFEST_DOMAIN = b"lightyear-node manifest 2\0"
+HEAD_DOMAIN = b"lightyear-node journal 1\0"
 """First bytes of what is signed, so that no other signature of this key can pass for a manifest."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -170,6 +178,10 @@ class Identity:
     def sign_manifest(self, manifest: Manifest) -> SignedManifest:
         return SignedManifest(manifest, self.sign(MANIFEST_DOMAIN, manifest_layout(manifest)))
 
+    def sign_head(self, federation: str, seq: int, hash: Digest) -> SignedHead:
+        layout = _head_layout(federation, self.name, seq, hash)
+        return SignedHead(seq, hash, self.sign(HEAD_DOMAIN, layout))
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -270,6 +282,19 @@ def manifest_layout(manifest: Manifest) -> bytes:
         )
     except struct.error as error:
         raise ValueError(f"a number does not fit: {error}") from None
+
+
+def verify_head(head: SignedHead, federation: str, peer: PeerName, signing_key: bytes) -> bool:
+    """Whether `peer` has vouched for this state of its journal."""
+    try:
+        layout = _head_layout(federation, peer, head.seq, head.hash)
+    except (ValueError, struct.error):
+        return False
+    return verify(signing_key, HEAD_DOMAIN, layout, head.signature)
+
+
+def _head_layout(federation: str, peer: PeerName, seq: int, hash: Digest) -> bytes:
+    return _text(federation) + _text(peer) + struct.pack(">Q", seq) + bytes.fromhex(hash)
 
 
 def join_line(identity: Identity, address: str | None) -> str:

@@ -19,7 +19,7 @@ Digest = NewType("Digest", str)
 """64 hexadecimal digits that name the content of a weights file (see `store.tree_digest`)."""
 Round = NewType("Round", int)
 Generation = NewType("Generation", int)
-"""How many times a site has lost its memory; 0 for a site that never has."""
+"""Which memory a site works from: a greater one each time that it has to begin without any."""
 
 CHUNK_BYTES = 1 << 20
 """Weights are hashed, compressed, sent and resumed in pieces of this many raw bytes."""
@@ -48,14 +48,15 @@ class Reason(StrEnum):
     IDENTITY = "identity"
     FEDERATION = "federation"
     VERSION = "version"
-    EQUIVOCATION = "equivocation"
     ECHO = "echo"
     TOO_LARGE = "too_large"
     TRUNCATED = "truncated"
     TIMEOUT = "timeout"
     UNREACHABLE = "unreachable"
     UNSCORED = "unscored"
+    UNCONFIRMED = "unconfirmed"
     PROBATION = "probation"
+    QUARANTINED = "quarantined"
     BLOCKED = "blocked"
     MALFORMED = "malformed"
 
@@ -98,6 +99,15 @@ class SignedManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class SignedHead:
+    """The newest record of a site's journal, whose hash stands for the whole history before it."""
+
+    seq: int
+    hash: Digest
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """What two sites compare when they meet."""
 
@@ -113,6 +123,30 @@ class Hello:
     lamport: int
     probe: bool = False
     """Only a question: answered whatever the difference, and then forgotten."""
+    yours: SignedManifest | None = None
+    """The newest of the receiver's own updates that the sender has heard of."""
+    clauses: Mapping[str, str] = field(default_factory=dict)
+    """The agreement's keys, each with a short digest of its value."""
+    your_head: SignedHead | None = None
+    """The newest head of the receiver's journal that the sender holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Two different updates that one site signed for one round and generation."""
+
+    first: SignedManifest
+    second: SignedManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What a site tells another about its update, where verdicts are shared; never the score."""
+
+    round: Round
+    digest: Digest
+    accepted: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +157,13 @@ class Announcement:
     round: Round
     phase: str
     latest: SignedManifest | None
+    seen: tuple[SignedManifest, ...] = ()
+    """The newest updates of others that the sender has heard of: one of each site and round."""
+    evidence: tuple[Evidence, ...] = ()
+    head: SignedHead | None = None
+    progress: int = 0
+    """Grows while the sender trains."""
+    opinion: Opinion | None = None
 
 
 @dataclass(frozen=True, slots=True)

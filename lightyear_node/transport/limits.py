@@ -28,6 +28,14 @@ BOOT_ID_CHARS_MAX = 64
 """A UUID, in whichever spelling."""
 PHASE_CHARS_MAX = 32
 DTYPE_CHARS_MAX = 16
+REASON_CHARS_MAX = 32
+SEEN_MAX = 128
+"""Updates of others in one announcement: two of each of 64 sites, at some 430 bytes."""
+EVIDENCE_MAX = 4
+"""Proofs in one announcement; with those updates it still is a small message."""
+CLAUSES_MAX = 256
+"""Keys of one agreement: its settings, and one for each of 64 sites."""
+CLAUSE_CHARS_MAX = 128
 DETAIL_CHARS_MAX = 300
 """What is quoted of a peer's explanation: one line."""
 

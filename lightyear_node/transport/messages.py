@@ -7,17 +7,21 @@ manifest is signed, or a round is sensible, is for `admission` and the barrier.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from lightyear_node.records import (
     ROUND_MAX,
     Announcement,
     Digest,
+    Evidence,
     Generation,
     Hello,
     Manifest,
+    Opinion,
     PeerName,
     Round,
+    SignedHead,
     SignedManifest,
     Update,
 )
@@ -33,6 +37,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]*")
 _VERSION_MAX = 2**31 - 1
 _DIGEST_BYTES = 32
 _SIGNATURE_BYTES = 64
+_CLAUSE_BYTES = 8
 
 
 class Malformed(ValueError):
@@ -41,6 +46,12 @@ class Malformed(ValueError):
 
 def hello_to(hello: Hello) -> Message:
     return pb.Greeting(
+        yours=_signed_to(hello.yours) if hello.yours else None,
+        clauses=[
+            pb.Clause(key=key, digest=bytes.fromhex(digest))
+            for key, digest in hello.clauses.items()
+        ],
+        your_head=_head_to(hello.your_head) if hello.your_head else None,
         version_min=hello.version_min,
         version_max=hello.version_max,
         federation=hello.federation,
@@ -68,24 +79,46 @@ def hello_from(message: Message) -> Hello:
         wall_time_ns=int(message.wall_time_ns),
         lamport=_number(message.lamport, "lamport"),
         probe=bool(message.probe),
+        yours=_signed_from(message.yours) if message.HasField("yours") else None,
+        clauses=_clauses(message.clauses),
+        your_head=_head_from(message.your_head) if message.HasField("your_head") else None,
     )
 
 
 def announcement_to(announcement: Announcement) -> Message:
-    message = pb.Announcement(
-        lamport=announcement.lamport, round=announcement.round, phase=announcement.phase
+    latest, head, opinion = announcement.latest, announcement.head, announcement.opinion
+    return pb.Announcement(
+        lamport=announcement.lamport,
+        round=announcement.round,
+        phase=announcement.phase,
+        latest=_signed_to(latest) if latest else None,
+        seen=[_signed_to(signed) for signed in announcement.seen],
+        evidence=[
+            pb.Evidence(first=_signed_to(proof.first), second=_signed_to(proof.second))
+            for proof in announcement.evidence
+        ],
+        head=_head_to(head) if head else None,
+        progress=announcement.progress,
+        opinion=_opinion_to(opinion) if opinion else None,
     )
-    if announcement.latest is not None:
-        message.latest.CopyFrom(_signed_to(announcement.latest))
-    return message
 
 
 def announcement_from(message: Message) -> Announcement:
+    _at_most(len(message.seen), limits.SEEN_MAX, "updates of others")
+    _at_most(len(message.evidence), limits.EVIDENCE_MAX, "pieces of evidence")
     return Announcement(
         lamport=_number(message.lamport, "lamport"),
         round=Round(_number(message.round, "round")),
         phase=_word(message.phase, "phase", limits.PHASE_CHARS_MAX),
         latest=_signed_from(message.latest) if message.HasField("latest") else None,
+        seen=tuple(map(_signed_from, message.seen)),
+        evidence=tuple(
+            Evidence(_signed_from(proof.first), _signed_from(proof.second))
+            for proof in message.evidence
+        ),
+        head=_head_from(message.head) if message.HasField("head") else None,
+        progress=_number(message.progress, "progress"),
+        opinion=_opinion_from(message.opinion) if message.HasField("opinion") else None,
     )
 
 
@@ -148,9 +181,7 @@ def _signed_to(signed: SignedManifest) -> Message:
 
 
 def _signed_from(message: Message) -> SignedManifest:
-    signature = bytes(message.signature)
-    if len(signature) != _SIGNATURE_BYTES:
-        raise Malformed(f"a signature of {len(signature)} bytes")
+    signature = _signature(message.signature)
     manifest = message.manifest
     if not _NAME.fullmatch(manifest.peer):
         raise Malformed("a manifest whose peer has no valid name")
@@ -173,6 +204,57 @@ def _signed_from(message: Message) -> SignedManifest:
         ),
         signature,
     )
+
+
+def _head_to(head: SignedHead) -> Message:
+    return pb.SignedHead(seq=head.seq, hash=bytes.fromhex(head.hash), signature=head.signature)
+
+
+def _head_from(message: Message) -> SignedHead:
+    return SignedHead(
+        seq=_number(message.seq, "seq"),
+        hash=_digest(message.hash, "hash"),
+        signature=_signature(message.signature),
+    )
+
+
+def _opinion_to(opinion: Opinion) -> Message:
+    return pb.Opinion(
+        round=opinion.round,
+        digest=bytes.fromhex(opinion.digest),
+        accepted=opinion.accepted,
+        reason=opinion.reason,
+    )
+
+
+def _opinion_from(message: Message) -> Opinion:
+    return Opinion(
+        round=Round(_number(message.round, "round")),
+        digest=_digest(message.digest, "digest"),
+        accepted=bool(message.accepted),
+        reason=_word(message.reason, "reason", limits.REASON_CHARS_MAX),
+    )
+
+
+def _clauses(clauses: Sequence[Message]) -> dict[str, str]:
+    _at_most(len(clauses), limits.CLAUSES_MAX, "clauses")
+    found: dict[str, str] = {}
+    for clause in clauses:
+        if len(clause.digest) != _CLAUSE_BYTES:
+            raise Malformed(f"a clause with a digest of {len(clause.digest)} bytes")
+        found[_word(clause.key, "key", limits.CLAUSE_CHARS_MAX)] = bytes(clause.digest).hex()
+    return found
+
+
+def _signature(value: bytes) -> bytes:
+    if len(value) != _SIGNATURE_BYTES:
+        raise Malformed(f"a signature of {len(value)} bytes")
+    return bytes(value)
+
+
+def _at_most(number: int, largest: int, what: str) -> None:
+    if number > largest:
+        raise Malformed(f"{number} {what}, at most {largest}")
 
 
 def _number(value: int, field: str, largest: int = ROUND_MAX) -> int:

@@ -1,12 +1,13 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Greeting(_message.Message):
-    __slots__ = ("version_min", "version_max", "federation", "agreement", "schema", "initial_model", "round", "boot_id", "wall_time_ns", "lamport", "probe")
+    __slots__ = ("version_min", "version_max", "federation", "agreement", "schema", "initial_model", "round", "boot_id", "wall_time_ns", "lamport", "yours", "probe", "clauses", "your_head")
     VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
     VERSION_MAX_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +18,10 @@ class Greeting(_message.Message):
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     LAMPORT_FIELD_NUMBER: _ClassVar[int]
+    YOURS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    CLAUSES_FIELD_NUMBER: _ClassVar[int]
+    YOUR_HEAD_FIELD_NUMBER: _ClassVar[int]
     version_min: int
     version_max: int
     federation: str
@@ -28,20 +32,71 @@ class Greeting(_message.Message):
     boot_id: str
     wall_time_ns: int
     lamport: int
+    yours: SignedManifest
     probe: bool
-    def __init__(self, version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., federation: _Optional[str] = ..., agreement: _Optional[bytes] = ..., schema: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., round: _Optional[int] = ..., boot_id: _Optional[str] = ..., wall_time_ns: _Optional[int] = ..., lamport: _Optional[int] = ..., probe: bool = ...) -> None: ...
+    clauses: _containers.RepeatedCompositeFieldContainer[Clause]
+    your_head: SignedHead
+    def __init__(self, version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., federation: _Optional[str] = ..., agreement: _Optional[bytes] = ..., schema: _Optional[bytes] = ..., initial_model: _Optional[bytes] = ..., round: _Optional[int] = ..., boot_id: _Optional[str] = ..., wall_time_ns: _Optional[int] = ..., lamport: _Optional[int] = ..., yours: _Optional[_Union[SignedManifest, _Mapping]] = ..., probe: bool = ..., clauses: _Optional[_Iterable[_Union[Clause, _Mapping]]] = ..., your_head: _Optional[_Union[SignedHead, _Mapping]] = ...) -> None: ...
+
+class Clause(_message.Message):
+    __slots__ = ("key", "digest")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    digest: bytes
+    def __init__(self, key: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("lamport", "round", "phase", "latest")
+    __slots__ = ("lamport", "round", "phase", "latest", "seen", "evidence", "head", "progress", "opinion")
     LAMPORT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     LATEST_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    OPINION_FIELD_NUMBER: _ClassVar[int]
     lamport: int
     round: int
     phase: str
     latest: SignedManifest
-    def __init__(self, lamport: _Optional[int] = ..., round: _Optional[int] = ..., phase: _Optional[str] = ..., latest: _Optional[_Union[SignedManifest, _Mapping]] = ...) -> None: ...
+    seen: _containers.RepeatedCompositeFieldContainer[SignedManifest]
+    evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
+    head: SignedHead
+    progress: int
+    opinion: Opinion
+    def __init__(self, lamport: _Optional[int] = ..., round: _Optional[int] = ..., phase: _Optional[str] = ..., latest: _Optional[_Union[SignedManifest, _Mapping]] = ..., seen: _Optional[_Iterable[_Union[SignedManifest, _Mapping]]] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., head: _Optional[_Union[SignedHead, _Mapping]] = ..., progress: _Optional[int] = ..., opinion: _Optional[_Union[Opinion, _Mapping]] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("first", "second")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    first: SignedManifest
+    second: SignedManifest
+    def __init__(self, first: _Optional[_Union[SignedManifest, _Mapping]] = ..., second: _Optional[_Union[SignedManifest, _Mapping]] = ...) -> None: ...
+
+class SignedHead(_message.Message):
+    __slots__ = ("seq", "hash", "signature")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    hash: bytes
+    signature: bytes
+    def __init__(self, seq: _Optional[int] = ..., hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Opinion(_message.Message):
+    __slots__ = ("round", "digest", "accepted", "reason")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    digest: bytes
+    accepted: bool
+    reason: str
+    def __init__(self, round: _Optional[int] = ..., digest: _Optional[bytes] = ..., accepted: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
     __slots__ = ("manifest", "signature")

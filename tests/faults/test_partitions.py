@@ -124,7 +124,7 @@ def test_partitions_heal_without_an_operator(tmp_path: Path) -> None:
 def test_with_a_third_of_all_packets_lost_rounds_go_on(tmp_path: Path) -> None:
     need(why_not())
     sites, rounds = (A, B, C), 3
-    barrier = BarrierTerms(heartbeat=0.5, grace=10.0, suspect=20.0, observe=2.0)
+    barrier = BarrierTerms(heartbeat=0.5, grace=30.0, suspect=30.0, observe=2.0)
     homes = lay_out(tmp_path, site_names(3), rounds=rounds, barrier=barrier, rule=AVERAGE)
     with Hosts(homes) as hosts:
         readdress(homes, {name: hosts.address(name) for name in sites})

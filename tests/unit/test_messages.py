@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from lightyear_node.records import (
     ROUND_MAX,
     Announcement,
+    Evidence,
     Hello,
     Manifest,
+    Opinion,
+    PeerName,
+    Round,
+    SignedHead,
     SignedManifest,
     Update,
 )
@@ -37,12 +42,22 @@ MANIFESTS = st.builds(
     raw_bytes=NUMBER,
     samples=NUMBER,
 )
+SIGNATURE = st.binary(min_size=64, max_size=64)
+SIGNED = st.builds(SignedManifest, MANIFESTS, SIGNATURE)
+HEADS = st.builds(SignedHead, seq=NUMBER, hash=DIGEST, signature=SIGNATURE)
+WORD = st.from_regex(r"[a-z_.]{0,32}", fullmatch=True)
 ANNOUNCEMENTS = st.builds(
     Announcement,
     lamport=NUMBER,
     round=NUMBER,
     phase=st.sampled_from(["observe", "train", "collect", "judge"]),
-    latest=st.none() | st.builds(SignedManifest, MANIFESTS, st.binary(min_size=64, max_size=64)),
+    latest=st.none() | SIGNED,
+    seen=st.lists(SIGNED, max_size=3).map(tuple),
+    evidence=st.lists(st.builds(Evidence, SIGNED, SIGNED), max_size=2).map(tuple),
+    head=st.none() | HEADS,
+    progress=NUMBER,
+    opinion=st.none()
+    | st.builds(Opinion, round=NUMBER, digest=DIGEST, accepted=st.booleans(), reason=WORD),
 )
 HELLOS = st.builds(
     Hello,
@@ -56,6 +71,9 @@ HELLOS = st.builds(
     boot_id=st.uuids().map(str),
     wall_time_ns=st.integers(-(2**63), 2**63 - 1),
     lamport=NUMBER,
+    yours=st.none() | SIGNED,
+    clauses=st.dictionaries(WORD, st.binary(min_size=8, max_size=8).map(bytes.hex), max_size=3),
+    your_head=st.none() | HEADS,
 )
 
 
@@ -145,3 +163,24 @@ def test_the_largest_chunk_list_fits_into_a_message() -> None:
     assert piece.ByteSize() <= limits.PIECE_BYTES_MAX
     raw_bytes, hashes = messages.list_from(piece)
     assert (raw_bytes, len(hashes)) == (limits.RAW_BYTES_MAX, limits.CHUNKS_MAX)
+
+
+def test_the_largest_announcement_is_a_small_message() -> None:
+    update = dataclasses.replace(MANIFEST.update, peer=PeerName("x" * 63), round=Round(ROUND_MAX))
+    manifest = dataclasses.replace(
+        MANIFEST, federation="f" * 128, update=update, base=MANIFEST.schema, dtype="bfloat16"
+    )
+    signed = SignedManifest(manifest, bytes(64))
+    full = dataclasses.replace(
+        QUIET,
+        latest=signed,
+        seen=(signed,) * limits.SEEN_MAX,
+        evidence=(Evidence(signed, signed),) * limits.EVIDENCE_MAX,
+    )
+    message = messages.announcement_to(full)
+    assert message.ByteSize() <= limits.SMALL_MESSAGE_BYTES_MAX
+    assert messages.announcement_from(message) == full
+    for crowd in ("seen", "evidence"):
+        more = dataclasses.replace(full, **{crowd: getattr(full, crowd) * 2})
+        with pytest.raises(Malformed, match="at most"):
+            messages.announcement_from(messages.announcement_to(more))
