@@ -10,18 +10,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
+from lightyear_node.barrier.closing import Closing, count, listed
+from lightyear_node.barrier.memory import Decision, Memory
 from lightyear_node.barrier.records import (
+    Accuse,
+    Accused,
     Alarm,
     Announce,
     Announced,
     Answered,
-    Cause,
+    Blocked,
     Command,
     Commit,
     Decide,
-    Decision,
     Event,
-    Excluded,
     Fetch,
     Fetched,
     FetchFailed,
@@ -30,73 +32,65 @@ from lightyear_node.barrier.records import (
     Heard,
     Judge,
     Judged,
-    Memory,
     Merge,
     Merged,
-    Phase,
+    Note,
+    Pardoned,
+    Paused,
+    Reformed,
+    Reported,
     Seal,
     Sealed,
-    Standing,
-    Terms,
     Tick,
     Train,
     Trained,
-    admissible_min_peers,
 )
+from lightyear_node.barrier.terms import Cause, Phase, Standing, Terms, admissible_min_peers
 from lightyear_node.barrier.view import View
 from lightyear_node.errors import BarrierMisuse
-from lightyear_node.records import Digest, PeerName, Reason, Round, Update, Verdict
+from lightyear_node.records import Digest, Generation, PeerName, Reason, Round, Update, Verdict
 
 DEGRADED = "degraded"
-# The alarm repeats ever more slowly, up to this many times its first waiting time.
-DEGRADED_BACKOFF = 1.5
-DEGRADED_BACKOFF_MAX = 4.0
+LEFT_OUT = "left_out"
+ROLLED_BACK = "rolled_back"
+# News of others need not wait for the next heartbeat, nor have a message each.
+NEWS_PER_HEARTBEAT = 5
 
 
 class Barrier:
-    def __init__(
-        self,
-        us: PeerName,
-        terms: Terms,
-        memory: Memory,
-        excluded: frozenset[PeerName] = frozenset(),
-    ) -> None:
-        sites = len(terms.peers) + 1
-        if us in terms.peers:
-            raise BarrierMisuse(f"{us} cannot be its own peer")
-        alone = not terms.peers and terms.min_peers == terms.faulty_max == 0
-        if not alone and terms.min_peers not in admissible_min_peers(sites, terms.faulty_max):
-            raise BarrierMisuse(
-                f"min_peers of {terms.min_peers} is impossible with {sites} sites of which"
-                f" {terms.faulty_max} may be faulty"
-            )
+    def __init__(self, us: PeerName, terms: Terms, memory: Memory) -> None:
+        _check(us, terms)
         self.us = us
         self.terms = terms
         self.generation = memory.generation
         self.round = memory.round
         self.announced = memory.announced
         self.decision = memory.decision
+        self.paused = memory.paused
+        self.recovering = memory.recovering
         self.phase = Phase.OBSERVING
 
-        self._view = View(terms, memory.used, excluded & terms.peers)
+        self._view = View(terms, memory)
+        self._closing = Closing(terms, self._view)
+        self._wall_s = 0
         self._answered: set[PeerName] = set()
+        self._own_elsewhere: Update | None = None
         self._sealing: Update | None = None
         self._judging: Judge | None = None
-        self._quorum_since: float | None = None
-        self._overtaken_since: float | None = None
-        self._alarm_wait_s = terms.degraded_s
-        self._alarm_at = 0.0
         self._observe_until = 0.0
         self._beat_at = 0.0
+        self._news_at = 0.0
         self._last_event_at: float | None = None
         self._slept_s = 0.0
 
     # The interface.
 
-    def start(self, now: float) -> list[Command]:
+    def start(self, now: float, wall_s: int) -> list[Command]:
+        """`wall_s` is only used to tell one life without memory from another."""
         if self._last_event_at is not None:
             raise BarrierMisuse("started twice")
         self._last_event_at = now
+        self._wall_s = wall_s
         self._observe_until = now + self.terms.observe_s
         self._beat_at = now
         return self._proceed(now)
@@ -105,37 +99,47 @@ class Barrier:
         """Apply one event.  One that cannot be true is refused: it raises and changes nothing."""
         self._refuse_untrue(event)
         now = self._lived(now)
-        commands: list[Command] = []
+        return self._apply(event, now) + self._proceed(now)
+
+    def _apply(self, event: Event, now: float) -> list[Command]:
+        view = self._view
         match event:
             case Tick():
                 pass
-            case Heard(peer, at_work):
-                self._view.hear(peer, now)
-                self._view.note_work(peer, at_work)
-            case Answered(peer):
-                self._view.hear(peer, now)
+            case Heard(peer, phase, progress):
+                view.hear(peer, now)
+                view.note_work(peer, phase, progress, now)
+            case Answered(peer, yours):
+                view.hear(peer, now)
                 self._answered |= {peer} & self.terms.peers
-            case Announced(update, at_work):
-                self._view.learn(update, now)
-                self._view.note_work(update.peer, at_work)
+                return self._recognise(yours) if yours else []
+            case Announced(update, phase, progress):
+                view.hear(update.peer, now)
+                view.note_work(update.peer, phase, progress, now)
+                return self._learn(update)
+            case Reported(by, updates):
+                return self._consider(by, updates)
+            case Accused(first, second):
+                return self._accuse(first, second)
             case Fetched(update):
-                self._view.receive(update, now)
+                if view.receive(update, now) and update.round >= self.round:
+                    self._closing.arrived(update.peer, now)
             case FetchFailed(update, reason, retriable):
-                self._view.fail(update, reason, self._beat_at if retriable else None)
+                view.fail(update, reason, self._beat_at if retriable else None)
             case Trained(digest):
-                commands = self._seal(digest)
+                return self._seal(digest)
             case Sealed(update):
                 self.announced, self.round, self._sealing = update, update.round, None
                 self._collect(now)
             case Judged(verdicts=verdicts):
-                commands = self._decide(verdicts)
+                return self._decide(verdicts)
             case Merged(model=model):
-                commands = self._commit(model)
-            case Excluded(peers):
-                self._view.excluded = peers & self.terms.peers
+                return self._commit(model)
+            case Reformed() | Paused() | Blocked() | Pardoned():
+                return self._obey(event)
             case _:
                 assert_never(event)
-        return commands + self._proceed(now)
+        return []
 
     def standing(self, peer: PeerName, now: float) -> Standing:
         """What our round may still expect of a peer; only the AWAITED are worth waiting for."""
@@ -154,9 +158,15 @@ class Barrier:
         match self.phase:
             case Phase.OBSERVING:
                 share = f"{len(self._answered)} of {len(self._view.peers)}"
+                if self.recovering:
+                    needed = count(self.terms.vouchers, "answer")
+                    why = f"; {needed} needed to know which rounds we took part in"
+                    return f"looking for the other sites ({share} have answered{why})"
                 return f"looking for the other sites ({share} have answered)"
+            case Phase.PAUSED:
+                return f"paused before round {self.round}; an operator can resume it"
             case Phase.FINISHED:
-                done = _count(self.terms.rounds, "round")
+                done = count(self.terms.rounds, "round")
                 serving = ", still serving our last update" if self.terms.peers else ""
                 return f"finished: {done} done{serving}"
             case Phase.TRAINING:
@@ -164,13 +174,13 @@ class Barrier:
             case Phase.SEALING:
                 doing = "storing our update"
             case Phase.COLLECTING:
-                doing = self._collecting(now - self._slept_s)
+                doing = self._closing.words(self.round, now - self._slept_s)
             case Phase.JUDGING:
                 updates = self._judging.updates if self._judging else ()
-                doing = f"judging {_count(len(updates), 'update')}"
+                doing = f"judging {count(len(updates), 'update')}"
             case Phase.MERGING:
                 updates = self.decision.accepted if self.decision else ()
-                doing = f"merging {_count(len(updates), 'update')}"
+                doing = f"merging {count(len(updates), 'update')}"
         return f"round {self.round}: {doing}"
 
     # Every event.
@@ -189,6 +199,11 @@ class Barrier:
                 possible &= len(set(told)) == len(told) and set(told).issubset(asked)
             case Merged(round):
                 possible &= self.phase is Phase.MERGING and round == self.round
+            case Accused(first, second):
+                possible &= (first.peer, first.age) == (second.peer, second.age)
+                possible &= first.digest != second.digest
+            case Reformed(terms):
+                _check(self.us, terms)
         if not possible:
             raise BarrierMisuse(f"{event} while {self.phase} in round {self.round}")
 
@@ -212,26 +227,133 @@ class Barrier:
         commands: list[Command] = []
         if self.phase is Phase.OBSERVING and self._has_observed(now):
             commands += self._resume(now)
+        if self._is_contradicted() and self.phase in _BETWEEN_STEPS:
+            commands += self._begin_anew()
+        if self._view.unrecorded:
+            self._beat_at = min(self._beat_at, max(now, self._news_at))
         if now >= self._beat_at:
-            self._beat_at = now + self.terms.heartbeat_s
-            observing = self.phase is Phase.OBSERVING
-            commands.append(Greet() if observing else Announce(self.announced))
-        if self.phase not in (Phase.OBSERVING, Phase.FINISHED):
+            commands += self._beat(now)
+        if self.phase not in (Phase.OBSERVING, Phase.PAUSED, Phase.FINISHED):
             # Also while we train: a slow site should have the others' updates when it is done.
             commands += map(Fetch, self._view.fetch(self.round, now))
         if self.phase is Phase.COLLECTING:
-            commands += self._close(now) or self._complain(now)
+            commands += self._close(now)
         return commands
+
+    def _beat(self, now: float) -> list[Command]:
+        self._beat_at = now + self.terms.heartbeat_s
+        self._news_at = now + self.terms.heartbeat_s / NEWS_PER_HEARTBEAT
+        if self.phase is Phase.OBSERVING:
+            return [Greet()]
+        # What we vouch for is durable before anybody hears of it.
+        noted = [Note("witness", {}, self._memory())] if self._view.unrecorded else []
+        return [*noted, Announce(self.announced)]
+
+    # What others say.
+
+    def _learn(self, update: Update) -> list[Command]:
+        contradiction = self._view.learn(update, self.round)
+        return self._accuse(*contradiction) if contradiction else []
+
+    def _consider(self, by: PeerName, updates: tuple[Update, ...]) -> list[Command]:
+        commands: list[Command] = []
+        for update in updates:
+            if update.peer == self.us:
+                commands += self._recognise(update)
+                continue
+            commands += self._learn(update)
+            known = {by, update.peer} <= self.terms.peers and by not in self._view.quarantined
+            if known and by != update.peer:
+                self._view.testimony.report(by, update)
+        return commands
+
+    def _accuse(self, first: Update, second: Update) -> list[Command]:
+        if not self._view.quarantine(first.peer, first.age):
+            return []
+        return [Accuse(first, second, self._memory())]
+
+    # What an operator wants.
+
+    def _obey(self, event: Reformed | Paused | Blocked | Pardoned) -> list[Command]:
+        match event:
+            case Reformed(terms):
+                self.terms = terms
+                self._view.reform(terms)
+                self._answered &= terms.peers
+                self._closing.reform(terms)
+                return [Note("members", {"peers": sorted(terms.peers)}, self._memory())]
+            case Paused(paused):
+                if paused == self.paused:
+                    return []
+                self.paused = paused
+                noted = [Note("pause" if paused else "resume", {}, self._memory())]
+                return [*noted, *(self._begin() if self.phase is Phase.PAUSED else [])]
+            case Blocked(peers):
+                if peers == self._view.blocked:
+                    return []
+                self._view.blocked = peers
+                return [Note("blocked", {"peers": sorted(peers)}, self._memory())]
+            case Pardoned(peer):
+                pardoned = self._view.pardon(peer)
+                return [Note("pardon", {"peer": peer}, self._memory())] if pardoned else []
+
+    # A memory that is lost, or was restored from a backup.
+
+    def _recognise(self, update: Update) -> list[Command]:
+        """Another site holds an update of our own."""
+        known = self._own_elsewhere
+        if known is None or update.age > known.age:
+            self._own_elsewhere = update
+        if self.phase is Phase.OBSERVING and self._is_contradicted() and not self.recovering:
+            self.recovering = True
+            return [Note("rollback", {"elsewhere": update.round}, self._memory())]
+        return []
+
+    def _is_contradicted(self) -> bool:
+        """Whether others hold something of ours that we do not remember."""
+        if self._own_elsewhere is None or self.recovering:
+            return False
+        newest = self._sealing or self.announced
+        if newest is None or newest.age < self._own_elsewhere.age:
+            return True
+        same = newest.age == self._own_elsewhere.age
+        return same and newest.digest != self._own_elsewhere.digest
+
+    def _begin_anew(self) -> list[Command]:
+        """In the middle of our life it turns out that it is not the first of this memory."""
+        sealed = self.announced if self.phase is Phase.COLLECTING else None
+        commands: list[Command] = [
+            Alarm(ROLLED_BACK, "others hold a later update of ours than we remember"),
+            *self._next_generation(),
+        ]
+        if sealed is not None:  # what we have trained is still good, under another name
+            commands += self._seal(sealed.digest)
+        return commands
+
+    def _next_generation(self) -> list[Command]:
+        """From now on nothing that we sign can be mistaken for what we have signed before."""
+        seen = self._own_elsewhere
+        before = max(self._wall_s, self.generation, seen.generation if seen else 0)
+        self.generation = Generation(before + 1)
+        reached = seen.round + 1 if seen else 0
+        self.round = Round(max(self.round, reached, self._view.supported()))
+        self.announced, self.decision, self.recovering = None, None, False
+        about = {"generation": self.generation, "round": self.round}
+        return [Note("generation", about, self._memory())]
 
     # The life of a round.
 
     def _has_observed(self, now: float) -> bool:
+        if self.recovering and len(self._answered) < self.terms.vouchers:
+            return False
         everybody = self._answered >= self.terms.peers - self._view.excluded
         return everybody or now >= self._observe_until
 
     def _resume(self, now: float) -> list[Command]:
-        """Go on where memory says we were.  Recovery from a lost disk will branch off here."""
+        """Go on where memory says we were."""
         self._beat_at = now
+        if self.recovering:
+            return [*self._next_generation(), *self._begin()]
         if self.decision is not None:
             self.phase = Phase.MERGING
             return [Merge(self.decision)]
@@ -241,11 +363,14 @@ class Barrier:
         return self._begin()
 
     def _begin(self) -> list[Command]:
+        self.round = max(self.round, self._view.supported())
         if self.round >= self.terms.rounds:
             self.phase = Phase.FINISHED
             return [Finish()]
+        if self.paused:
+            self.phase = Phase.PAUSED
+            return []
         self.phase = Phase.TRAINING
-        self.round = max(self.round, self._view.supported())
         return [Train(self.round)]
 
     def _seal(self, digest: Digest) -> list[Command]:
@@ -258,16 +383,15 @@ class Barrier:
 
     def _collect(self, now: float) -> None:
         self.phase = Phase.COLLECTING
-        self._quorum_since = self._overtaken_since = None
-        self._alarm_wait_s = self.terms.degraded_s
-        self._alarm_at = now + self._alarm_wait_s
+        self._closing.open(now)
         self._beat_at = now  # announce at once
 
     def _close(self, now: float) -> list[Command]:
-        closing = self._closing(now)
-        if closing is None:
-            return []
-        cause, why = closing
+        due = self._closing.due(self.round, now)
+        if due is None:
+            complaint = self._closing.complaint(self.round, now)
+            return [Alarm(DEGRADED, f"round {self.round}: {complaint}")] if complaint else []
+        cause, why = due
         usable: list[Update] = []
         missing: list[tuple[PeerName, Reason]] = []
         for peer in self._view.peers:
@@ -276,62 +400,14 @@ class Barrier:
                 usable.append(self._view.held(peer))
             else:
                 missing.append((peer, reason))
-        if cause is Cause.GRACE:
-            self._view.pass_over_the_unknown()
         self.phase = Phase.JUDGING
         self._judging = Judge(self.round, tuple(usable), tuple(missing), cause, why)
-        return [self._judging]
-
-    def _closing(self, now: float) -> tuple[Cause, str] | None:
-        view, round = self._view, self.round
-        delivered, awaited = view.delivered(round), view.awaited(round, now)
-        missing = [peer for peer in view.peers if peer not in delivered]
-        share = f"{len(delivered)} of {len(view.peers)}"
-        quorum = len(delivered) >= self.terms.min_peers
-        overtaken = view.supported() > round
-        self._quorum_since = _since(self._quorum_since, quorum, now)
-        self._overtaken_since = _since(self._overtaken_since, overtaken, now)
-
-        if not view.peers:
-            return Cause.ALL, "this site trains alone"
-        if quorum and not missing:
-            return Cause.ALL, f"all {_count(len(delivered), 'peer')} delivered"
-        if quorum and not awaited:
-            words = [f"{peer} is {view.standing(peer, round, now)}" for peer in missing]
-            return Cause.ALL, f"nobody to wait for with {share}; {_list(words)}"
-        if self._is_grace_over(self._quorum_since, now):
-            # The slowest site may be the largest: it is not dropped while it says it is training.
-            patient = self.terms.deadline_s > self.terms.grace_s
-            working = view.working(round, now) if patient else []
-            if not working:
-                return Cause.GRACE, f"grace over with {share}; missing {_list(missing)}"
-            if self._is_deadline_over(now):
-                view.lose_patience(working)
-                return Cause.GRACE, f"deadline over with {share}; missing {_list(missing)}"
-        # What is on its way may still arrive, or a slow site would never merge anything.
-        arriving = view.arriving(round) and not self._is_grace_over(self._overtaken_since, now)
-        if overtaken and not arriving:
-            beyond = view.beyond(round)
-            are = "is" if beyond == 1 else "are"
-            text = f"overtaken: {_count(beyond, 'peer')} {are} beyond round {round}"
-            return Cause.OVERTAKEN, text
-        return None
-
-    def _is_grace_over(self, since: float | None, now: float) -> bool:
-        return since is not None and now - since >= self.terms.grace_s
-
-    def _is_deadline_over(self, now: float) -> bool:
-        since = self._quorum_since
-        return since is not None and now - since >= self.terms.deadline_s
-
-    def _complain(self, now: float) -> list[Command]:
-        """Say that too few updates are here.  Waiting longer is all that is done about it."""
-        if self._quorum_since is not None or now < self._alarm_at:
-            return []
-        longest_s = self.terms.degraded_s * DEGRADED_BACKOFF_MAX
-        self._alarm_wait_s = min(self._alarm_wait_s * DEGRADED_BACKOFF, longest_s)
-        self._alarm_at = now + self._alarm_wait_s
-        return [Alarm(DEGRADED, f"round {self.round}: {self._collecting(now)}")]
+        left_out = self._closing.leave_out(self.round, now) if cause is Cause.GRACE else []
+        if not left_out:
+            return [self._judging]
+        # A loss for both sides, and so it is said aloud.
+        text = f"round {self.round}: closing without {listed(left_out)}"
+        return [Alarm(LEFT_OUT, text, tuple(left_out)), self._judging]
 
     def _decide(self, verdicts: Iterable[Verdict]) -> list[Command]:
         assert self._judging is not None
@@ -341,8 +417,10 @@ class Barrier:
         lines = [Verdict(peer, False, reason) for peer, reason in judging.missing]
         for update in judging.updates:
             verdict = given.get(update.peer, Verdict(update.peer, False, Reason.UNSCORED))
-            if update.peer in self._view.excluded:
-                verdict = replace(verdict, accepted=False, reason=Reason.BLOCKED, weight=0.0)
+            if update.peer in self._view.excluded:  # since it was asked for
+                told = update.peer in self._view.quarantined
+                reason = Reason.QUARANTINED if told else Reason.BLOCKED
+                verdict = replace(verdict, accepted=False, reason=reason, weight=0.0)
             if verdict.accepted:
                 accepted.append(update)
             lines.append(replace(verdict, digest=update.digest))
@@ -361,41 +439,36 @@ class Barrier:
         return [Commit(decision.round, model, self._memory()), *self._begin()]
 
     def _memory(self) -> Memory:
-        used = dict(self._view.used)
-        return Memory(self.generation, self.round, self.announced, self.decision, used)
-
-    # Words.
-
-    def _collecting(self, now: float) -> str:
+        """For a command that makes it durable."""
         view = self._view
-        delivered = view.delivered(self.round)
-        here = f"{len(delivered)} of at least {_count(self.terms.min_peers, 'update')} here"
-        if self._quorum_since is not None:
-            waited_s = now - self._quorum_since
-            awaited = _list(view.awaited(self.round, now))
-            if waited_s >= self.terms.grace_s:
-                left_s = max(0.0, self.terms.deadline_s - waited_s)
-                closing = f"still training; closing in {left_s:.0f} s at the latest"
-                return f"waiting for {awaited} ({here}; {closing})"
-            left_s = self.terms.grace_s - waited_s
-            return f"waiting for {awaited} ({here}; closing in {left_s:.0f} s)"
-        absent = [peer for peer in view.peers if peer not in {*delivered, *view.excluded}]
-        if not absent:
-            return f"too few sites are left to wait for ({here})"
-        return f"waiting for {_list(absent)} ({here})"
+        view.unrecorded = False
+        return Memory(
+            generation=self.generation,
+            round=self.round,
+            announced=self.announced,
+            decision=self.decision,
+            used=dict(view.used),
+            recovering=self.recovering,
+            vouched=dict(view.testimony.vouched),
+            generations=dict(view.generations),
+            quarantined=dict(view.quarantined),
+            pardoned=dict(view.pardoned),
+            blocked=view.blocked,
+            paused=self.paused,
+        )
 
 
-def _since(since: float | None, holds: bool, now: float) -> float | None:
-    """Since when a condition has held without a break."""
-    if not holds:
-        return None
-    return now if since is None else since
+_BETWEEN_STEPS = frozenset({Phase.TRAINING, Phase.COLLECTING, Phase.PAUSED})
+"""In which no answer is due that would belong to the generation before."""
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _list(words: Iterable[str]) -> str:
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last
+def _check(us: PeerName, terms: Terms) -> None:
+    sites = len(terms.peers) + 1
+    if us in terms.peers:
+        raise BarrierMisuse(f"{us} cannot be its own peer")
+    alone = not terms.peers and terms.min_peers == terms.faulty_max == 0
+    if not alone and terms.min_peers not in admissible_min_peers(sites, terms.faulty_max):
+        raise BarrierMisuse(
+            f"min_peers of {terms.min_peers} is impossible with {sites} sites of which"
+            f" {terms.faulty_max} may be faulty"
+        )

@@ -17,16 +17,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lightyear_node.barrier import (
+    Accuse,
+    Accused,
     Alarm,
     Announce,
     Announced,
     Answered,
     Barrier,
+    Blocked,
     Command,
     Commit,
     Decide,
     Event,
-    Excluded,
     Fetch,
     Fetched,
     FetchFailed,
@@ -38,7 +40,11 @@ from lightyear_node.barrier import (
     Memory,
     Merge,
     Merged,
+    Note,
+    Pardoned,
+    Paused,
     Phase,
+    Reported,
     Seal,
     Sealed,
     Terms,
@@ -65,6 +71,7 @@ class Conditions:
     delay_s: Span = (0.05, 0.5)
     fetch_s: Span = (0.5, 3.0)
     restart_s: Span = (1.0, 40.0)
+    lost_disk: float = 0.0  # of every restart
     lost: float = 0.0
     duplicated: float = 0.0
     rejected: float = 0.0
@@ -87,6 +94,11 @@ class World:
         self.cut: set[tuple[PeerName, PeerName]] = set()
         self._queue: list[tuple[float, int, Happening]] = []
         self._scheduled = 0
+
+        self.wall_s: dict[PeerName, int] = {}
+        """What each site's wall clock says when it begins without a memory: anything."""
+        self.signed: set[Update] = set()
+        """Every update that the site it names has really signed."""
 
         self.names = sorted(conditions.terms.peers)
         honest = [name for name in self.names if name not in conditions.liars]
