@@ -33,6 +33,9 @@ ADDRESS_PATTERN = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})$"
 FINGERPRINT_PATTERN = r"^SHA256:[A-Za-z0-9+/]{43}$"
 ENVIRONMENT_PREFIX = "LIGHTYEAR_"
 
+CLAUSE_DIGITS = 16
+"""Of a digest, to tell two values of one key apart."""
+
 LIGHTYEAR = "lightyear"
 ALONE = "local"
 
@@ -123,8 +126,14 @@ class BarrierTerms(_Frozen):
     min_peers: int | None = Field(default=None, ge=1)
     faulty_max: int | None = Field(default=None, ge=0)
     grace: Seconds = 30.0
-    deadline: Seconds | None = None
-    """How long a site that is still training is waited for; no longer than `grace` by default."""
+    """How long those who are missing are waited for, once `min_peers` have delivered."""
+    grace_min: Seconds | None = None
+    """Peers that usually come soon are given less, but at least this: a third by default."""
+    deadline: Seconds = 1800.0
+    """How long a site that is seen to work or to send is waited for."""
+    consistency: Literal["echo", "none"] | None = None
+    """echo: merge only what so many sites have heard of that nobody can be told another story;
+    the default where a faulty site is to be tolerated."""
     heartbeat: Annotated[Seconds, Field(ge=0.5)] = 5.0
     suspect: Seconds = 20.0
     observe: Seconds = 5.0
@@ -194,8 +203,19 @@ class Agreement(_Frozen):
         """Equal for files that mean the same, whatever their order, comments and spacing."""
         plain = self.model_dump(mode="json")
         plain["peers"].sort(key=lambda peer: peer["name"])
-        canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-        return Digest(hashlib.sha256(canonical.encode()).hexdigest())
+        return Digest(_digest_of(plain))
+
+    def clauses(self) -> dict[str, str]:
+        """What `digest` is of, by key: each with a short digest of its value."""
+        plain = self.model_dump(mode="json")
+        peers = plain.pop("peers")
+        flat = {f"peers.{peer['name']}": peer for peer in peers}
+        for key, value in plain.items():
+            if isinstance(value, dict):
+                flat |= {f"{key}.{inner}": each for inner, each in value.items()}
+            else:
+                flat[key] = value
+        return {key: _digest_of(value)[:CLAUSE_DIGITS] for key, value in flat.items()}
 
     def find(self, fingerprint: Fingerprint) -> Peer | None:
         return next((peer for peer in self.peers if fingerprint in peer.fingerprint), None)
@@ -268,6 +288,11 @@ class Site(_Frozen):
     def rule_of(self, agreement: Agreement) -> RuleTerms:
         ours = self.rule.model_dump(exclude_none=True)
         return agreement.rule.model_copy(update=ours)
+
+
+def _digest_of(value: object) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def load_agreement(path: Path) -> Agreement:

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from lightyear_node.admission import lamport_jumps, refusal
-from lightyear_node.barrier import Announced, Answered, Event, Heard, Phase
+from lightyear_node.admission import lamport_jumps
+from lightyear_node.archive import Archive, contradicts
+from lightyear_node.barrier import Accused, Announced, Answered, Event, Heard, Reported
 from lightyear_node.errors import PeerError, PeerMisbehaved, PeerRefusedUs, PeerUnreachable
-from lightyear_node.identity import Certificate
 from lightyear_node.observe.observer import Observer
 from lightyear_node.records import (
     Announcement,
     Digest,
+    Evidence,
     Hello,
+    Opinion,
     PeerName,
     Reason,
     Round,
+    SignedHead,
     SignedManifest,
     Transfer,
     Update,
@@ -32,10 +35,12 @@ from lightyear_node.transport.codec import Grid
 from lightyear_node.transport.outbox import Offer
 
 PROTOCOL_VERSION = 1
-MANIFESTS_KEPT = 4
-"""Per peer: the one being fetched, the one held, and what may arrive meanwhile."""
 OWN_UPDATES_KEPT = 64
 """Digests of our own that we would know again: more rounds than anybody is behind."""
+BOOTS_KEPT = 8
+"""Earlier starts of a peer that we would know again."""
+UNSOUND_MAX = 8
+"""Unsound manifests of others in one announcement, before the rest is not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Facts:
     grid: Grid
     boot_id: str
     dtype: str = "float32"
+    clauses: Mapping[str, str] = field(default_factory=dict)
+    """What `agreement` is the digest of, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,29 @@ class Saying:
     round: Round
     phase: str
     latest: SignedManifest | None
+    progress: int = 0
+    vouched: tuple[Update, ...] = ()
+    """The updates of others that we vouch for, as they are on the disk."""
+    evidence: tuple[Evidence, ...] = ()
+    head: SignedHead | None = None
+
+
+class Diary(Protocol):
+    """What is remembered of and for each peer; the node's record implements it."""
+
+    def opinion_of(self, peer: PeerName) -> Opinion | None:
+        """What to tell a peer about its update, if anything."""
+
+    def told(self, peer: PeerName, opinion: Opinion) -> None:
+        """A peer says what it thinks of ours."""
+
+    def head_of(self, peer: PeerName) -> SignedHead | None:
+        """The newest head of a peer's journal that we hold."""
+
+    def hold(self, peer: PeerName, head: SignedHead) -> None: ...
+
+    def claimed(self, peer: PeerName, head: SignedHead) -> None:
+        """A peer says that it holds this head of our own journal."""
 
 
 class Line(Protocol):
@@ -73,18 +103,20 @@ class Conversation:
     def __init__(
         self,
         facts: Facts,
-        pins: Mapping[PeerName, tuple[Certificate, ...]],
+        archive: Archive,
         observer: Observer,
+        diary: Diary,
         *,
         say: Callable[[], Saying],
         tell: Callable[[Event], None],
-        offer: Callable[[Digest], Awaitable[Offer | None]],
+        offer: Callable[[PeerName, Digest], Awaitable[Offer | None]],
         wall_ns: Callable[[], int],
         lamport: int,
     ) -> None:
         self._facts = facts
-        self._keys = _signing_keys(pins)
+        self._archive = archive
         self._observer = observer
+        self._diary = diary
         self._say = say
         self._tell = tell
         self._offer = offer
@@ -92,27 +124,18 @@ class Conversation:
         self._lamport = lamport
         self._greeted: set[PeerName] = set()
         self._compared: dict[PeerName, tuple[str, Digest, Digest]] = {}
-        self._manifests: dict[PeerName, dict[Digest, SignedManifest]] = {}
+        self._boots: dict[PeerName, deque[str]] = {}
         self._own: deque[Digest] = deque(maxlen=OWN_UPDATES_KEPT)
 
-    def agree(self, agreement: Digest, pins: Mapping[PeerName, tuple[Certificate, ...]]) -> None:
-        """Take new settings: whose signatures count, and the digest that everybody compares."""
-        keys = _signing_keys(pins)
-        for peer, known in self._keys.items():
-            if not set(known) <= set(keys.get(peer, ())):
-                # Something that only a withdrawn key vouches for may be among them.
-                self._manifests.pop(peer, None)
-        self._keys = keys
-        self._facts = replace(self._facts, agreement=agreement)
+    def agree(self, facts: Facts) -> None:
+        """Take new settings, which everybody compares."""
+        self._facts = facts
         self._greeted.clear()
 
     def stamp(self) -> int:
         """The next Lamport stamp: greater than any we have given or seen."""
         self._lamport += 1
         return self._lamport
-
-    def manifest(self, update: Update) -> SignedManifest | None:
-        return self._manifests.get(update.peer, {}).get(update.digest)
 
     # The calls we make.
 
@@ -121,12 +144,12 @@ class Conversation:
         try:
             if peer not in self._greeted:
                 told = self._facts
-                theirs = await line.hello(self._hello(self.stamp()))
+                theirs = await line.hello(self._hello(peer, self.stamp()))
                 self._meet(peer, theirs)
                 if told is self._facts:  # or else it has still to hear of what has changed
                     self._greeted.add(peer)
-                self._tell(Answered(peer))
-            reply = await line.announce(self._announcement())
+                self._tell(Answered(peer, self._own_update(theirs.yours)))
+            reply = await line.announce(self._announcement(peer))
             self._hear(peer, reply)
             self._observer.reached(peer, reply.round, reply.phase)
         except PeerUnreachable as problem:
@@ -143,14 +166,17 @@ class Conversation:
     async def hello(self, peer: PeerName, hello: Hello) -> Hello:
         if hello.probe:
             # Only a question, which may come from a site that does not fit at all: it compares.
-            return self._hello(self._lamport, probe=True)
+            return self._hello(peer, self._lamport, probe=True)
         try:
             self._meet(peer, hello)
         except PeerMisbehaved as problem:
             self._observer.refused(peer, problem.reason, _without_name(problem))
             raise
         self._tell(Heard(peer))
-        return self._hello(self.stamp())
+        ours = self._own_update(hello.yours)
+        if ours is not None:
+            self._tell(Reported(peer, (ours,)))
+        return self._hello(peer, self.stamp())
 
     async def announce(self, peer: PeerName, announcement: Announcement) -> Announcement:
         try:
@@ -159,10 +185,10 @@ class Conversation:
         except PeerMisbehaved as problem:
             self._observer.refused(peer, problem.reason, _without_name(problem))
             raise
-        return self._announcement()
+        return self._announcement(peer)
 
     async def offer(self, peer: PeerName, digest: Digest) -> Offer | None:
-        return await self._offer(digest)
+        return await self._offer(peer, digest)
 
     def served(self, peer: PeerName, transfer: Transfer) -> None:
         self._observer.transferred(peer, "sent", transfer)
@@ -200,58 +226,100 @@ class Conversation:
         if compared != self._compared.get(peer):
             self._compared[peer] = compared
             self._warn_about_differences(peer, theirs)
+        if theirs.your_head is not None:
+            self._diary.claimed(peer, theirs.your_head)
 
     def _warn_about_differences(self, peer: PeerName, theirs: Hello) -> None:
         """Reasons to look, not to part: whoever is in both files can go on."""
+        differences: list[str] = []
         if theirs.agreement != self._facts.agreement:
-            self._observer.differs(peer, "its peers.yaml says something else than ours")
+            differences.append(_in_words(self._facts.clauses, theirs.clauses))
         if theirs.initial_model != self._facts.initial_model:
-            self._observer.differs(
-                peer,
+            differences.append(
                 "it started from other weights than we did, so its models will not fit ours:"
-                " give the task a function as `model`, and the same seed",
+                " give the task a function as `model`, and the same seed"
             )
+        self._observer.differs(peer, differences)
 
     def _refuse_removed(self, peer: PeerName) -> None:
         """Its call, or its answer, may have been on the way while it was removed."""
-        if peer not in self._keys:
+        if not self._archive.knows(peer):
             raise PeerMisbehaved(peer, Reason.IDENTITY, "it is no longer in our peers.yaml")
 
     def _hear(self, peer: PeerName, theirs: Announcement) -> None:
         self._refuse_removed(peer)
+        self._refuse_second_node(peer, theirs.boot_id)
         self._advance(peer, theirs.lamport)
         signed = theirs.latest
-        if signed is not None and self.manifest(signed.manifest.update) != signed:
-            wrong = refusal(
-                signed,
-                peer=peer,
-                federation=self._facts.federation,
-                schema=self._facts.schema,
-                raw_bytes=self._facts.grid.raw_bytes,
-                dtype=self._facts.dtype,
-                verify_keys=self._keys[peer],
-                lamport=self._lamport,
-            )
-            if wrong is not None:
-                raise PeerMisbehaved(peer, *wrong)
-            if signed.manifest.update.digest in self._own:
-                # It would agree with us perfectly, and teach us nothing.
-                raise PeerMisbehaved(peer, Reason.ECHO, "it announces an update of our own as its")
-            self._remember(signed)
-        at_work = theirs.phase == Phase.TRAINING
-        if signed is not None:
-            self._tell(Announced(signed.manifest.update, at_work))
+        if signed is None:
+            self._tell(Heard(peer, theirs.phase, theirs.progress))
         else:
-            self._tell(Heard(peer, at_work))
+            self._admit(peer, signed)
+            self._tell(Announced(signed.manifest.update, theirs.phase, theirs.progress))
+        self._consider(peer, theirs)
+        if theirs.head is not None:
+            self._diary.hold(peer, theirs.head)
+        if theirs.opinion is not None and theirs.opinion.digest in self._own:
+            self._diary.told(peer, theirs.opinion)
 
-    def _remember(self, signed: SignedManifest) -> None:
+    def _admit(self, peer: PeerName, signed: SignedManifest) -> None:
         update = signed.manifest.update
-        known = self._manifests.setdefault(update.peer, {})
-        known[update.digest] = signed
-        if len(known) > MANIFESTS_KEPT:
-            # Not the first to come: a peer that repeats old ones must not push out its newest.
-            oldest = min(known.values(), key=lambda signed: signed.manifest.update.age)
-            del known[oldest.manifest.update.digest]
+        wrong: tuple[Reason, str] | None = None
+        if update.peer != peer:
+            wrong = Reason.IDENTITY, f"it sent a manifest in the name of {update.peer!r}"
+        elif update.digest in self._own:
+            # It would agree with us perfectly, and teach us nothing.
+            wrong = Reason.ECHO, "it announces an update of our own as its"
+        wrong = wrong or self._archive.refusal(signed, self._lamport)
+        if wrong is not None:
+            raise PeerMisbehaved(peer, *wrong)
+
+    def _consider(self, peer: PeerName, theirs: Announcement) -> None:
+        """What a peer says of others counts as far as those have signed it.
+
+        It is not blamed for the rest: two sites may know different keys of a third for a while.
+        """
+        unsound = 0
+        reported: list[Update] = []
+        for signed in theirs.seen:
+            if unsound >= UNSOUND_MAX:
+                break
+            if self._archive.refusal(signed, self._lamport) is None:
+                reported.append(signed.manifest.update)
+            else:
+                unsound += 1
+        if reported:
+            self._tell(Reported(peer, tuple(reported)))
+        for proof in theirs.evidence:
+            if contradicts(proof) and self._is_sound(proof):
+                first, second = proof.first.manifest.update, proof.second.manifest.update
+                self._tell(Accused(first, second))
+                if first.peer == self._facts.us:
+                    self._observer.accused(peer, first.round)
+
+    def _is_sound(self, proof: Evidence) -> bool:
+        both = (proof.first, proof.second)
+        return all(self._archive.refusal(signed, self._lamport) is None for signed in both)
+
+    def _own_update(self, signed: SignedManifest | None) -> Update | None:
+        """An update of ours that another site holds, if we have really signed it."""
+        if signed is None or signed.manifest.update.peer != self._facts.us:
+            return None
+        sound = self._archive.refusal(signed, self._lamport) is None
+        return signed.manifest.update if sound else None
+
+    def _refuse_second_node(self, peer: PeerName, boot_id: str) -> None:
+        """A start that another one has followed is over; if it still talks, there are two."""
+        boots = self._boots.setdefault(peer, deque(maxlen=BOOTS_KEPT))
+        if boot_id not in boots:
+            boots.append(boot_id)
+        elif boot_id != boots[-1]:
+            raise PeerMisbehaved(
+                peer,
+                Reason.IDENTITY,
+                "two nodes run with its keys; only the one that was started last is heard:"
+                " stop the other, and never copy keys to a second machine",
+            )
 
     def _advance(self, peer: PeerName, theirs: int) -> None:
         """Lamport's rule, except that nobody may push our clock to its end."""
@@ -263,7 +331,7 @@ class Conversation:
 
     # Our words.
 
-    def _hello(self, lamport: int, *, probe: bool = False) -> Hello:
+    def _hello(self, peer: PeerName, lamport: int, *, probe: bool = False) -> Hello:
         facts = self._facts
         return Hello(
             version_min=PROTOCOL_VERSION,
@@ -277,19 +345,46 @@ class Conversation:
             wall_time_ns=self._wall_ns(),
             lamport=lamport,
             probe=probe,
+            yours=self._archive.newest_of(peer),
+            clauses=facts.clauses,
+            your_head=self._diary.head_of(peer),
         )
 
-    def _announcement(self) -> Announcement:
+    def _announcement(self, peer: PeerName) -> Announcement:
         saying = self._say()
         if saying.latest is not None and saying.latest.manifest.update.digest not in self._own:
             self._own.append(saying.latest.manifest.update.digest)
-        return Announcement(self.stamp(), saying.round, saying.phase, saying.latest)
+        seen = (self._archive.find(update) for update in saying.vouched)
+        return Announcement(
+            lamport=self.stamp(),
+            round=saying.round,
+            phase=saying.phase,
+            latest=saying.latest,
+            seen=tuple(signed for signed in seen if signed is not None),
+            evidence=saying.evidence,
+            head=saying.head,
+            progress=saying.progress,
+            opinion=self._diary.opinion_of(peer),
+            boot_id=self._facts.boot_id,
+        )
 
 
-def _signing_keys(
-    pins: Mapping[PeerName, tuple[Certificate, ...]],
-) -> dict[PeerName, list[bytes]]:
-    return {peer: [one.signing_key for one in pinned] for peer, pinned in pins.items()}
+def _in_words(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Which keys of two agreements differ; a clause is one setting, or one site."""
+    words = [
+        f"{_named(key)} is not the same"
+        for key in sorted(ours.keys() & theirs.keys())
+        if ours[key] != theirs[key]
+    ]
+    words += [f"{_named(key)} is only in ours" for key in sorted(ours.keys() - theirs.keys())]
+    words += [f"{_named(key)} is only in its copy" for key in sorted(theirs.keys() - ours.keys())]
+    if not words or not theirs:
+        return "its peers.yaml says something else than ours"
+    return f"its peers.yaml differs from ours: {', '.join(words)}"
+
+
+def _named(key: str) -> str:
+    return key.removeprefix("peers.") if key.startswith("peers.") else f"`{key}`"
 
 
 def _without_name(problem: PeerError) -> str:

@@ -106,10 +106,12 @@ class Home:
             faulty_max=faulty_max,
             rounds=self.agreement.rounds,
             grace_s=barrier.grace,
-            deadline_s=barrier.deadline or 0.0,
+            grace_min_s=barrier.grace_min or barrier.grace / 3,
+            deadline_s=barrier.deadline,
             heartbeat_s=barrier.heartbeat,
             suspect_s=barrier.suspect,
             observe_s=barrier.observe,
+            echo=barrier.consistency == "echo" if barrier.consistency else faulty_max > 0,
         )
 
     def opening(self) -> dict[str, Any]:

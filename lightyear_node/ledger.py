@@ -7,7 +7,7 @@ persistence point: when it returns, the step has happened, whatever crashes next
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lightyear_node.barrier import Decision, Memory
@@ -15,8 +15,10 @@ from lightyear_node.errors import ConfigError
 from lightyear_node.journal import Journal
 from lightyear_node.records import (
     Digest,
+    Evidence,
     Generation,
     Manifest,
+    PeerName,
     Round,
     SignedManifest,
     Update,
@@ -46,18 +48,28 @@ class Ledger:
         *,
         wall_ns: Callable[[], int],
         stamp: Callable[[], int],
+        find: Callable[[Update], SignedManifest | None] = lambda update: None,
         on_record: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal = journal
         self._wall_ns = wall_ns
         self._stamp = stamp
+        self._find = find
         self._on_record = on_record
         kept = journal.memory()
+        # An empty journal is that of a new site, or of one that has lost its own: the others know.
         self.memory = (
             Memory.from_plain(kept["barrier"])
             if kept.get("barrier")
-            else Memory(Generation(0), Round(0))
+            else Memory(Generation(0), Round(0), recovering=True)
         )
+        self.seen: list[SignedManifest] = [
+            _manifest_from_plain(plain) for plain in kept.get("seen", [])
+        ]
+        """What others have signed of that which we vouch for."""
+        self._evidence: dict[PeerName, Evidence] = {
+            peer: _evidence_from_plain(plain) for peer, plain in kept.get("evidence", {}).items()
+        }
         self.schema: Digest | None = kept.get("schema")
         self._dtype: str = kept.get("dtype", "float32")
         self.models: list[Digest] = kept.get("models", [])
@@ -85,10 +97,12 @@ class Ledger:
         rule: str,
         about: Mapping[str, Any],
         dtype: str = "float32",
+        recovered: bool = False,
     ) -> None:
         """Persistence point 0: this life of the node, before it says a word.
 
-        `schema` is that of the model as it is kept here; `dtype` is as what its updates travel.
+        `schema` is that of the model as it is kept here; `dtype` is as what its updates travel;
+        `recovered` if an operator says that the memory is from a backup.
         """
         if self.schema is not None and self._dtype != dtype:
             # What we have announced last is signed in the old type, and everybody who has the new
@@ -105,6 +119,8 @@ class Ledger:
                 " with, or set another `state_dir`",
             )
         self.schema, self._dtype = schema, dtype
+        if recovered:
+            self.memory = replace(self.memory, recovering=True)
         self.models = self.models or [initial_model]
         if self._rule != rule:
             # The sites have agreed on another rule, to which this one's state means nothing.
@@ -126,8 +142,7 @@ class Ledger:
 
     def seal(self, update: Update, memory: Memory, work: Work, manifest: SignedManifest) -> None:
         """Persistence point 1: what we are about to announce."""
-        self.memory, self.work, self.manifest = memory, work, manifest
-        self.offered = [work.outgoing, *self.offered][:2]
+        offered = [work.outgoing, *self.offered][:2]
         self._append(
             "seal",
             {"update": asdict(update), "samples": work.samples, "metrics": dict(work.metrics)},
@@ -135,37 +150,84 @@ class Ledger:
             {
                 "barrier": memory.to_plain(),
                 "work": asdict(work),
-                "offered": self.offered,
+                "offered": offered,
                 "manifest": _manifest_to_plain(manifest),
             },
         )
+        self.memory, self.work, self.manifest, self.offered = memory, work, manifest, offered
 
     def decide(self, decision: Decision, memory: Memory, rule_state: Mapping[str, Any]) -> None:
         """Persistence point 2: whose models are merged, and why the others are not."""
-        self.memory, self.rule_state = memory, rule_state
         self._append(
             "decision",
             asdict(decision) | {"rule_state": dict(rule_state)},
             decision.round,
             {"barrier": memory.to_plain(), "rule_state": dict(rule_state)},
         )
+        self.memory, self.rule_state = memory, rule_state
 
     def commit(
         self, round: Round, model: Digest, memory: Memory, metrics: Mapping[str, float]
     ) -> None:
         """Persistence point 3: the round is over."""
-        self.memory, self.models = memory, [model, *self.models][:2]
+        models = [model, *self.models][:2]
         self._append(
             "commit",
             {"model": model, "metrics": dict(metrics)},
             round,
-            {"barrier": memory.to_plain(), "models": self.models},
+            {"barrier": memory.to_plain(), "models": models},
         )
+        self.memory, self.models = memory, models
 
     def settings(self, changes: Mapping[str, Any], *, certificate: str, agreement: Digest) -> None:
         """What an operator changed while the node runs; `certificate` is our own from now on."""
         body = {**changes, "certificate": certificate, "agreement": agreement}
         self._append("settings", body, self.memory.round, {})
+
+    def note(self, kind: str, about: Mapping[str, Any], memory: Memory) -> None:
+        """Whatever else has changed the barrier's memory."""
+        body = dict(about)
+        if kind == "witness":
+            known = set(map(_signature_of, self.seen))
+            news = [one for one in self._vouched(memory) if _signature_of(one) not in known]
+            body["updates"] = [_manifest_to_plain(signed) for signed in news]
+            self.seen = self._vouched(memory)
+        self._append(
+            kind,
+            body,
+            memory.round,
+            {
+                "barrier": memory.to_plain(),
+                "seen": [_manifest_to_plain(signed) for signed in self._vouched(memory)],
+            },
+        )
+        self.memory = memory
+
+    def accuse(self, evidence: Evidence, memory: Memory) -> None:
+        """Persistence point 4: a peer has told two stories, and here are both."""
+        update = evidence.first.manifest.update
+        proofs = {**self._evidence, update.peer: evidence}
+        plain = {peer: _evidence_to_plain(proof) for peer, proof in proofs.items()}
+        self._append(
+            "evidence",
+            {"peer": update.peer, **plain[update.peer]},
+            memory.round,
+            {"barrier": memory.to_plain(), "evidence": plain},
+        )
+        self.memory, self._evidence = memory, proofs
+
+    @property
+    def evidence(self) -> list[Evidence]:
+        """The proofs against those who are quarantined."""
+        return [proof for peer, proof in self._evidence.items() if peer in self.memory.quarantined]
+
+    def operator(self, what: str, about: Mapping[str, Any] | None = None) -> None:
+        """A command of an operator that changes nothing in the barrier's memory."""
+        self._append("operator", {"command": what, **(about or {})}, self.memory.round, {})
+
+    def _vouched(self, memory: Memory) -> list[SignedManifest]:
+        updates = [update for known in memory.vouched.values() for update in known]
+        return [signed for signed in map(self._find, updates) if signed is not None]
 
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds this site has completed, with their verdicts."""
@@ -194,6 +256,21 @@ class Ledger:
             remember=remember,
         )
         self._on_record()
+
+
+def _signature_of(signed: SignedManifest) -> bytes:
+    return signed.signature
+
+
+def _evidence_to_plain(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "first": _manifest_to_plain(evidence.first),
+        "second": _manifest_to_plain(evidence.second),
+    }
+
+
+def _evidence_from_plain(plain: Mapping[str, Any]) -> Evidence:
+    return Evidence(_manifest_from_plain(plain["first"]), _manifest_from_plain(plain["second"]))
 
 
 def _manifest_to_plain(signed: SignedManifest) -> dict[str, Any]:

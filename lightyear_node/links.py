@@ -42,20 +42,18 @@ class Links:
         # Room for as many as may be faulty, lest those that send slowly keep the others waiting.
         self.fetch_slots = asyncio.Semaphore(limits.FETCHES_ISSUED_MAX + faulty_max)
         self.clients = {peer: self._client(peer) for peer in home.others}
+        self._lending: set[PeerName] = set()
 
     async def open(self, spawn: Spawn) -> str | None:
         """Answer calls from now on; returns where, if anywhere."""
         listen = self._home.listen
         if self._server is not None and listen is not None:
             await self._server.start(listen)
-        if self._home.address_of(self._home.us) is None:
-            for peer in self._home.others:
-                for _ in range(limits.LENT_IDLE):
-                    spawn(keep_lending(peer, partial(self._line, peer), self._service))
+        self._lend(spawn)
         return listen if self._server is not None else None
 
     def replace(self, home: Home, changes: Changes, spawn: Spawn) -> None:
-        """Go on with other certificates, addresses or fewer peers.
+        """Go on with other certificates, addresses or peers.
 
         A line that is no longer trusted is cut; any other may end what is running on it.
         """
@@ -69,6 +67,7 @@ class Links:
                 self.clients[peer] = self._client(peer)
             if old is not None:
                 spawn(old.close(0.0 if peer in changes.distrusted() else limits.RETIRE_S))
+        self._lend(spawn)
 
     def report_strangers(self) -> None:
         if self._server is not None:
@@ -80,6 +79,15 @@ class Links:
         for client in self.clients.values():
             await client.close()
         self._service.close()
+
+    def _lend(self, spawn: Spawn) -> None:
+        """Who cannot be called lends its lines to everybody; once begun, as long as we run."""
+        if self._home.address_of(self._home.us) is not None:
+            return
+        for peer in set(self._home.others) - self._lending:
+            self._lending.add(peer)
+            for _ in range(limits.LENT_IDLE):
+                spawn(keep_lending(peer, partial(self._line, peer), self._service))
 
     def _client(self, peer: PeerName) -> PeerClient:
         home = self._home

@@ -21,7 +21,10 @@ from datetime import UTC, datetime
 from typing import Any, assert_never
 
 from lightyear_node import __version__
+from lightyear_node.archive import Archive
 from lightyear_node.barrier import (
+    LEFT_OUT,
+    Accuse,
     Alarm,
     Announce,
     Answered,
@@ -30,7 +33,6 @@ from lightyear_node.barrier import (
     Commit,
     Decide,
     Event,
-    Excluded,
     Fetch,
     Fetched,
     FetchFailed,
@@ -40,7 +42,9 @@ from lightyear_node.barrier import (
     Judged,
     Merge,
     Merged,
+    Note,
     Phase,
+    Reformed,
     Seal,
     Sealed,
     Tick,
@@ -48,6 +52,7 @@ from lightyear_node.barrier import (
     Trained,
 )
 from lightyear_node.conversation import Conversation, Facts, Saying
+from lightyear_node.diary import Diary
 from lightyear_node.errors import ConfigError, PeerError, PeerMisbehaved, WorkerError
 from lightyear_node.home import Home, State
 from lightyear_node.learner import Learner, OpenedModel
@@ -57,11 +62,14 @@ from lightyear_node.observe.admin import AdminServer
 from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import REMOVED, Observer, PeerView
-from lightyear_node.records import Manifest, PeerName, Reason, Round, Update
+from lightyear_node.operator_commands import Operator
+from lightyear_node.records import Digest, Manifest, PeerName, Reason, Round, Update
 from lightyear_node.reload import Watch, adopted, compare
 from lightyear_node.shelf import Shelf
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
+from lightyear_node.transport.limits import EVIDENCE_MAX
+from lightyear_node.transport.outbox import Offer
 from lightyear_node.worker.handle import Worker
 
 TICK_S = 0.2
@@ -85,8 +93,10 @@ class Node:
         load: Callable[[], Home],
         *,
         exit_when_done: bool = False,
+        recovered: bool = False,
     ) -> None:
         self._home = home
+        self._recovered = recovered
         self._watch = Watch(load, home.watched, log)
         self._postponed: tuple[str, ...] = ()
         self._exit_when_done = exit_when_done
@@ -97,6 +107,8 @@ class Node:
         self._in_touch: set[PeerName] = set()
         self._turned_at = time.monotonic()
         self._work: Work | None = None
+        self._progress = 0
+        self._stop_after_round = False
         self._rule_state: Mapping[str, Any] = {}
         self._merged_metrics: dict[str, float] = {}
         self._observer = Observer(
@@ -165,23 +177,34 @@ class Node:
             grid=Grid(model.header),
             boot_id=str(uuid.uuid4()),
             dtype=home.agreement.exchange.dtype,
+            clauses=home.agreement.clauses(),
         )
         self._facts = facts
-        self._conversation = Conversation(
-            facts,
+        self._archive = Archive(
             home.certificates,
-            observer,
-            say=self._saying,
-            tell=self._heard,
-            offer=lambda digest: self._shelf.offer(digest),
-            wall_ns=time.time_ns,
-            lamport=self._state.journal.lamport,
+            federation=facts.federation,
+            schema=facts.schema,
+            raw_bytes=facts.grid.raw_bytes,
+            dtype=facts.dtype,
         )
         self._ledger = Ledger(
             self._state.journal,
             wall_ns=time.time_ns,
-            stamp=self._conversation.stamp,
+            stamp=lambda: self._conversation.stamp(),
+            find=self._archive.find,
             on_record=observer.metrics.records.inc,
+        )
+        self._archive.restore(self._ledger.seen)
+        self._conversation = Conversation(
+            facts,
+            self._archive,
+            observer,
+            Diary(),
+            say=self._saying,
+            tell=self._heard,
+            offer=self._offer,
+            wall_ns=time.time_ns,
+            lamport=self._state.journal.lamport,
         )
         self._ledger.start(
             schema=model.home_schema,
@@ -194,6 +217,7 @@ class Node:
                 "agreement": facts.agreement,
                 "initial_model": initial.digest,
             },
+            recovered=self._recovered,
         )
         self._shelf = Shelf(
             self._state, self._ledger, facts.grid, delta=home.agreement.exchange.delta
@@ -201,6 +225,9 @@ class Node:
         self._work, self._rule_state = self._ledger.work, self._ledger.rule_state
         observer.remember(self._ledger.rounds())
         self._barrier = Barrier(home.us, self._terms, self._ledger.memory)
+        self._operator = Operator(
+            self._barrier, self._ledger, self._events.put_nowait, self._finish
+        )
         self._links = Links(home, self._conversation, self._state.directory, self._terms.faulty_max)
 
     @contextlib.asynccontextmanager
@@ -213,6 +240,7 @@ class Node:
                 "status": lambda _: self._status(),
                 "rounds": lambda _: self._ledger.rounds(),
                 "health": lambda _: self._not_ready(),
+                **self._operator.routes(),
             },
         )
         http: HttpServer | None = None
@@ -241,7 +269,7 @@ class Node:
     # The loop.
 
     async def _turn(self) -> None:
-        self._carry_out_all(self._barrier.start(time.monotonic()))
+        self._carry_out_all(self._barrier.start(time.monotonic(), int(time.time())))
         while True:
             event: Event = Tick()
             with contextlib.suppress(TimeoutError):
@@ -295,8 +323,21 @@ class Node:
                 self._ledger.commit(round, model, memory, self._merged_metrics)
                 self._observer.committed(round, model, self._merged_metrics)
                 self._shelf.tidy(self._barrier.kept(), self._home.others)
-            case Alarm(text=text):
-                self._observer.alarm(text)
+                if self._stop_after_round:
+                    self.request_stop()
+            case Note(kind, about, memory):
+                self._ledger.note(kind, about, memory)
+                self._observer.noted(kind, about, memory.paused, memory.quarantined)
+            case Accuse(first, second, memory):
+                proof = self._archive.proof(first, second)
+                assert proof is not None, "what was told to the barrier is in the archive"
+                self._ledger.accuse(proof, memory)
+                self._observer.quarantined(first.peer, first.round)
+            case Alarm(kind, text, peers):
+                if kind == LEFT_OUT:
+                    self._observer.left_out(text, peers)
+                else:
+                    self._observer.degraded(text)
             case Finish():
                 self._observer.finished(self._terms.rounds, self._ledger.model)
             case _:
@@ -317,7 +358,7 @@ class Node:
         if self._state.updates.has(update.digest):
             self._events.put_nowait(Fetched(update))
             return
-        signed = self._conversation.manifest(update)
+        signed = self._archive.find(update)
         if signed is None:  # pushed out by newer ones, of which the barrier is about to hear
             self._events.put_nowait(FetchFailed(update, Reason.STALE_ROUND, retriable=True))
             return
@@ -392,7 +433,7 @@ class Node:
 
     def _adopt(self, found: Home) -> None:
         """Act on changed settings as far as a running node can."""
-        changes = compare(self._home, found, self._terms.peers)
+        changes = compare(self._home, found)
         if changes.postponed and changes.postponed != self._postponed:
             self._observer.log.warning(
                 "takes effect after a restart: %s", ", ".join(changes.postponed)
@@ -400,32 +441,59 @@ class Node:
         self._postponed = changes.postponed
         if not changes:
             return
-        home = self._home = adopted(self._home, found, self._terms.peers)
-        self._facts = replace(self._facts, agreement=home.agreement.digest())
+        home = self._home = adopted(self._home, found)
+        self._facts = replace(
+            self._facts, agreement=home.agreement.digest(), clauses=home.agreement.clauses()
+        )
         self._ledger.settings(
             changes.to_plain(),
             certificate=home.identity.fingerprint,
             agreement=self._facts.agreement,
         )
-        self._conversation.agree(self._facts.agreement, home.certificates)
+        self._archive.agree(home.certificates)
+        self._conversation.agree(self._facts)
         self._links.replace(home, changes, self._spawn)
         expires = home.identity.certificate.expires.timestamp()
         self._observer.reconfigured(str(changes), expires, home.others)
-        self._events.put_nowait(Excluded(self._terms.peers - set(home.others)))
-        if changes.removed:
-            self._warn_of_the_next_start(found)
+        if changes.removed or changes.joined or changes.terms:
+            self._events.put_nowait(self._reformed(home))
 
-    def _warn_of_the_next_start(self, found: Home) -> None:
-        """The rounds under way keep their terms; a later start would have to do with fewer."""
+    def _reformed(self, home: Home) -> Reformed:
         try:
-            found.terms()
+            self._terms = home.terms()
         except ConfigError as problem:
+            # Whoever was removed is gone at once all the same; the rounds wait for better terms.
             self._observer.log.warning("with these settings it will not start again: %s", problem)
+            return Reformed(self._terms, self._terms.peers - set(home.others))
+        return Reformed(self._terms)
+
+    def _finish(self, after_round: bool) -> None:
+        """An operator wants this node to end: now, or with the round that is under way."""
+        self._stop_after_round = after_round
+        if not after_round:
+            self.request_stop()
 
     # What others ask us.
 
     def _saying(self) -> Saying:
-        return Saying(self._barrier.round, self._barrier.phase, self._ledger.manifest)
+        """Only what is durable, of all that must be: the ledger knows it, not the barrier."""
+        ledger = self._ledger
+        return Saying(
+            self._barrier.round,
+            self._barrier.phase,
+            ledger.manifest,
+            progress=self._progress,
+            vouched=tuple(each for known in ledger.memory.vouched.values() for each in known),
+            evidence=tuple(ledger.evidence[:EVIDENCE_MAX]),
+        )
+
+    async def _offer(self, peer: PeerName, digest: Digest) -> Offer | None:
+        memory = self._ledger.memory
+        if peer in memory.blocked:
+            raise PeerError(peer, Reason.BLOCKED, "an operator here has blocked you")
+        if peer in memory.quarantined:
+            raise PeerError(peer, Reason.QUARANTINED, "you have signed two updates of one round")
+        return await self._shelf.offer(digest)
 
     def _status(self) -> dict[str, Any]:
         agreement = self._home.agreement
@@ -435,6 +503,10 @@ class Node:
             "rounds": agreement.rounds,
             "threshold": self._observer.threshold,
             "worker_pid": self._worker.pid,
+            "generation": self._barrier.generation,
+            "paused": self._barrier.paused,
+            "blocked": sorted(self._ledger.memory.blocked),
+            "quarantined": sorted(self._ledger.memory.quarantined),
             "certificate_expires": self._home.identity.certificate.expires.isoformat(),
             **self._observer.status(),
         }
@@ -466,11 +538,12 @@ class Node:
         )
 
     def _samples(self, update: Update) -> int:
-        signed = self._conversation.manifest(update)
+        signed = self._archive.find(update)
         return signed.manifest.samples if signed else 0
 
     def _progressed(self, job: str, done: int, total: int) -> None:
         self._observer.progress = (done, total)
+        self._progress += 1
 
 
 def _first(problems: BaseExceptionGroup[BaseException]) -> BaseException:

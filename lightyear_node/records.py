@@ -164,6 +164,7 @@ class Announcement:
     progress: int = 0
     """Grows while the sender trains."""
     opinion: Opinion | None = None
+    boot_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

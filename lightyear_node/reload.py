@@ -1,8 +1,8 @@
 """What an operator changes while the node runs: noticed, compared, and said what it means.
 
-Owns which settings can change in a running node and which cannot: certificates, addresses and who
-is removed can; whatever a round depends on, and a site that was not there at the start, wait for
-the next start.  Must not know how a change is carried out.
+Owns which settings can change in a running node and which cannot: who the members are, their
+certificates and addresses, when rounds close and how many there are can; whatever a model depends
+on waits for the next start.  Must not know how a change is carried out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,9 @@ POLL_S = 0.5
 SETTLE_S = 0.05
 """Before files are read again that changed while they were read."""
 
+LIVE = ("rounds", "barrier")
+"""Of peers.yaml, besides its peers: what a running node can take over."""
+
 Pin = tuple[PeerName, Fingerprint]
 Mark = tuple[tuple[int, ...] | None, ...]
 """What tells one state of the watched files from another."""
@@ -40,20 +43,20 @@ class Changes:
     renewed: bool = False
     """Our own certificate is another one."""
     removed: tuple[PeerName, ...] = ()
-    returned: tuple[PeerName, ...] = ()
-    """Removed before, and there again."""
+    joined: tuple[PeerName, ...] = ()
     moved: tuple[PeerName, ...] = ()
     """At another address."""
     pinned: tuple[Pin, ...] = ()
     unpinned: tuple[Pin, ...] = ()
     """Certificates, ours included, that have come and gone; not those of removed peers."""
+    terms: tuple[str, ...] = ()
+    """Settings of the rounds that have changed, by their keys."""
     postponed: tuple[str, ...] = ()
     """Settings that take effect after a restart, by their keys."""
 
     def __bool__(self) -> bool:
-        return any(
-            (self.renewed, self.removed, self.returned, self.moved, self.pinned, self.unpinned)
-        )
+        changed = (self.removed, self.joined, self.moved, self.pinned, self.unpinned, self.terms)
+        return self.renewed or any(changed)
 
     def distrusted(self) -> frozenset[PeerName]:
         """Whose connections must not outlive the change."""
@@ -62,65 +65,68 @@ class Changes:
     def affected(self) -> frozenset[PeerName]:
         """Whom we must call in another way than before; everybody, if `renewed`."""
         pins = {peer for peer, _ in (*self.pinned, *self.unpinned)}
-        return frozenset({*self.removed, *self.returned, *self.moved, *pins})
+        return frozenset({*self.removed, *self.joined, *self.moved, *pins})
 
     def to_plain(self) -> dict[str, Any]:
         """For the journal: all that changed, and nothing that did not."""
         plain = {
             "removed": list(self.removed),
-            "returned": list(self.returned),
+            "joined": list(self.joined),
             "moved": list(self.moved),
             "pinned": [list(pin) for pin in self.pinned],
             "unpinned": [list(pin) for pin in self.unpinned],
+            "terms": list(self.terms),
         }
         return {key: value for key, value in plain.items() if value}
 
     def __str__(self) -> str:
         words = ["we have a new certificate"] * self.renewed
         words += [f"{peer} is removed" for peer in self.removed]
-        words += [f"{peer} is back" for peer in self.returned]
+        words += [f"{peer} has joined" for peer in self.joined]
         words += [f"{peer} has another address" for peer in self.moved]
         words += [f"{pin} of {peer} is accepted" for peer, pin in self.pinned]
         words += [f"{pin} of {peer} is no longer accepted" for peer, pin in self.unpinned]
+        words += [f"`{key}` has another value" for key in self.terms]
         return ", ".join(words)
 
 
-def compare(running: Home, found: Home, members: Set[PeerName]) -> Changes:
-    """`members` are the peers of the node's start, which are all that its rounds can know."""
+def compare(running: Home, found: Home) -> Changes:
     if found.us != running.us:
         return Changes(postponed=(f"our new name {found.us}",))
     # By name: under another rule than the running one, `others` may mean nobody.
-    listed = set(found.certificates) - {found.us}
-    before, after = set(running.others), listed & members
-    new = set() if running.rule.alone else listed - members
-    addresses = {peer: running.address_of(peer) for peer in before & after}
-    staying = sorted({*(before & after), running.us})
-    postponed = [
-        *_differing(running.agreement, found.agreement),
-        *(f"{NODE_FILE}: {key}" for key in _differing(running.site, found.site)),
-        *(f"the new site {peer}" for peer in sorted(new)),
-    ]
+    listed = set() if running.rule.alone else set(found.certificates) - {found.us}
+    before = set(running.others)
+    staying = before & listed
+    addresses = {peer: running.address_of(peer) for peer in staying}
+    settings = list(_differing(running.agreement, found.agreement))
+    terms = [key for key in settings if _is_live(key)]
+    postponed = [key for key in settings if not _is_live(key)]
+    postponed += [f"{NODE_FILE}: {key}" for key in _differing(running.site, found.site)]
     return Changes(
         renewed=found.identity.fingerprint != running.identity.fingerprint,
-        removed=tuple(sorted(before - after)),
-        returned=tuple(sorted(after - before)),
+        removed=tuple(sorted(before - listed)),
+        joined=tuple(sorted(listed - before)),
         moved=tuple(peer for peer, at in addresses.items() if found.address_of(peer) != at),
-        pinned=tuple(_more(staying, found, running)),
-        unpinned=tuple(_more(staying, running, found)),
+        pinned=tuple(_more(sorted({*staying, running.us}), found, running)),
+        unpinned=tuple(_more(sorted({*staying, running.us}), running, found)),
+        terms=tuple(terms),
         postponed=tuple(postponed),
     )
 
 
-def adopted(running: Home, found: Home, members: Set[PeerName]) -> Home:
+def adopted(running: Home, found: Home) -> Home:
     """What is in force from now on: of `found`, all that needs no restart."""
-    kept = {*members, running.us}
-    peers = tuple(peer for peer in found.agreement.peers if peer.name in kept)
+    live = {key: getattr(found.agreement, key) for key in ("peers", *LIVE)}
     return replace(
         running,
-        agreement=running.agreement.model_copy(update={"peers": peers}),
+        agreement=running.agreement.model_copy(update=live),
         identity=found.identity,
-        certificates={name: pins for name, pins in found.certificates.items() if name in kept},
+        certificates=found.certificates,
     )
+
+
+def _is_live(key: str) -> bool:
+    return key.partition(".")[0] in LIVE
 
 
 def _more(peers: Sequence[PeerName], one: Home, other: Home) -> Iterator[Pin]:

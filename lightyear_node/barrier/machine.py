@@ -229,7 +229,7 @@ class Barrier:
             commands += self._resume(now)
         if self._is_contradicted() and self.phase in _BETWEEN_STEPS:
             commands += self._begin_anew()
-        if self._view.unrecorded:
+        if self._view.unrecorded and self.phase is not Phase.OBSERVING:
             self._beat_at = min(self._beat_at, max(now, self._news_at))
         if now >= self._beat_at:
             commands += self._beat(now)
@@ -247,6 +247,7 @@ class Barrier:
             return [Greet()]
         # What we vouch for is durable before anybody hears of it.
         noted = [Note("witness", {}, self._memory())] if self._view.unrecorded else []
+        self._view.unrecorded = False
         return [*noted, Announce(self.announced)]
 
     # What others say.
@@ -276,9 +277,9 @@ class Barrier:
 
     def _obey(self, event: Reformed | Paused | Blocked | Pardoned) -> list[Command]:
         match event:
-            case Reformed(terms):
+            case Reformed(terms, gone):
                 self.terms = terms
-                self._view.reform(terms)
+                self._view.reform(terms, gone)
                 self._answered &= terms.peers
                 self._closing.reform(terms)
                 return [Note("members", {"peers": sorted(terms.peers)}, self._memory())]
@@ -441,7 +442,6 @@ class Barrier:
     def _memory(self) -> Memory:
         """For a command that makes it durable."""
         view = self._view
-        view.unrecorded = False
         return Memory(
             generation=self.generation,
             round=self.round,

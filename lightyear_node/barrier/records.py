@@ -104,9 +104,14 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Reformed:
-    """The federation's terms, or its members, are others from now on."""
+    """The federation's terms, or its members, are others from now on.
+
+    `gone` are members that have left where the terms could not do without them: too few are left
+    to go on, until an operator changes that.
+    """
 
     terms: Terms
+    gone: frozenset[PeerName] = frozenset()
 
 
 # What an operator wants.

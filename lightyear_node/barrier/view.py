@@ -14,6 +14,8 @@ from lightyear_node.barrier.terms import Phase, Standing, Terms
 from lightyear_node.barrier.testimony import Testimony
 from lightyear_node.records import ROUND_MAX, Generation, PeerName, Reason, Round, Update
 
+WORKING = frozenset({Phase.TRAINING, Phase.SEALING, Phase.JUDGING, Phase.MERGING})
+"""In which a site is busy with its model; it cannot be ready sooner."""
 NEVER: Age = (Generation(-1), Round(-1))
 
 
@@ -39,6 +41,7 @@ class View:
         self.peers = tuple(sorted(terms.peers))
         # What is remembered of a peer, for as long as this site exists.
         self.blocked = memory.blocked
+        self.gone: frozenset[PeerName] = frozenset()
         self.used = dict(memory.used)
         self.generations = dict(memory.generations)
         self.quarantined = dict(memory.quarantined)
@@ -57,9 +60,9 @@ class View:
 
     # What happens.
 
-    def reform(self, terms: Terms) -> None:
+    def reform(self, terms: Terms, gone: frozenset[PeerName]) -> None:
         """Other terms, and maybe other members."""
-        self.terms = terms
+        self.terms, self.gone = terms, gone
         self.peers = tuple(sorted(terms.peers))
         self.testimony.forget_all_but(self.peers)
         tables: tuple[dict[PeerName, Any], ...] = (
@@ -165,7 +168,7 @@ class View:
     @property
     def excluded(self) -> frozenset[PeerName]:
         """Those who are as if they were not there."""
-        return (self.blocked | self.quarantined.keys()) & self.terms.peers
+        return (self.blocked | self.gone | self.quarantined.keys()) & self.terms.peers
 
     def newest(self) -> list[Update]:
         return [update for peer, update in self._latest.items() if peer not in self.excluded]
@@ -223,7 +226,7 @@ class View:
         failure, doing = self._failure(peer, round), self._doing.get(peer)
         if peer in self.quarantined:
             return Standing.QUARANTINED
-        if peer in self.blocked:
+        if peer in self.excluded:
             return Standing.BLOCKED
         if self.has_delivered(peer, round):
             return Standing.DELIVERED
@@ -247,12 +250,12 @@ class View:
         return [peer for peer in self.peers if self.standing(peer, round, now) is Standing.AWAITED]
 
     def progressing(self, round: Round, now: float) -> list[PeerName]:
-        """Those of the awaited who are seen to train or to send, and may be believed."""
+        """Those of the awaited who are seen to work or to send, and may be believed."""
         return [
             peer
             for peer in self.awaited(round, now)
             if peer not in self._tried_patience
-            and (self._is_training(peer, now) or self._is_arriving(peer, round))
+            and (self._is_working(peer, now) or self._is_arriving(peer, round))
         ]
 
     def is_on_probation(self, peer: PeerName, round: Round) -> bool:
@@ -304,9 +307,9 @@ class View:
         heard_at = self._heard_at.get(peer)
         return heard_at is not None and now - heard_at <= self.terms.suspect_s
 
-    def _is_training(self, peer: PeerName, now: float) -> bool:
+    def _is_working(self, peer: PeerName, now: float) -> bool:
         doing = self._doing.get(peer)
-        if doing is None or doing.phase != Phase.TRAINING:
+        if doing is None or doing.phase not in WORKING:
             return False
         return now - doing.since <= self.terms.stall_s
 

@@ -50,7 +50,7 @@ def _options(
 
 def main() -> None:
     # Each registers its commands.
-    from lightyear_node.cli import check, demo, keys, lab, renew, run, watch  # noqa: F401
+    from lightyear_node.cli import check, demo, keys, lab, operate, renew, run, watch  # noqa: F401
 
     try:
         app()

@@ -31,6 +31,13 @@ def start(
             help="End when every site has finished; otherwise go on serving until stopped.",
         ),
     ] = False,
+    recovered: Annotated[
+        bool,
+        typer.Option(
+            "--recovered",
+            help="The state directory was restored from a backup: ask the others what it lacks.",
+        ),
+    ] = False,
 ) -> None:
     """Run this site: train, exchange, judge, merge, round after round."""
     import asyncio
@@ -59,7 +66,7 @@ def start(
     async def run() -> None:
         from lightyear_node.node import Node
 
-        node = Node(settings, log, load, exit_when_done=exit_when_done)
+        node = Node(settings, log, load, exit_when_done=exit_when_done, recovered=recovered)
         loop = asyncio.get_running_loop()
 
         def stop(name: str) -> None:

@@ -78,6 +78,13 @@ class Metrics:
             "local_metric", "The model's metrics on this site's own data.", "name", "stage"
         )
         self.degraded = gauge("degraded", "1 while too few peers are here to close the round.")
+        self.left_out = counter(
+            "peer_left_out", "Rounds closed without a peer that was there.", "peer"
+        )
+        self.quarantined = gauge(
+            "peer_quarantined", "1 while the peer is in quarantine for two stories.", "peer"
+        )
+        self.paused = gauge("paused", "1 while an operator has paused this site.")
         self.authentication_failures.labels("handshake")
         self._start_at_zero(list(peers), list(phases))
 
@@ -86,15 +93,20 @@ class Metrics:
         for phase in phases:
             self.phase.labels(phase).set(0)
         for peer in peers:
-            self.reachable.labels(peer).set(0)
-            self.streak.labels(peer).set(0)
-            for direction in DIRECTIONS:
-                self.bytes.labels(peer, direction)
-                self.raw_bytes.labels(peer, direction)
-            for reason in Reason:
-                self.verdicts.labels(peer, _verdict_of(reason), reason)
-                self.transfer_errors.labels(peer, reason)
-                self.refusals.labels(peer, reason)
+            self.admit(peer)
+
+    def admit(self, peer: PeerName) -> None:
+        self.reachable.labels(peer).set(0)
+        self.streak.labels(peer).set(0)
+        self.left_out.labels(peer)
+        self.quarantined.labels(peer).set(0)
+        for direction in DIRECTIONS:
+            self.bytes.labels(peer, direction)
+            self.raw_bytes.labels(peer, direction)
+        for reason in Reason:
+            self.verdicts.labels(peer, _verdict_of(reason), reason)
+            self.transfer_errors.labels(peer, reason)
+            self.refusals.labels(peer, reason)
 
 
 def _verdict_of(reason: Reason) -> str:

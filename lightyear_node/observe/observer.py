@@ -41,6 +41,12 @@ class PeerView:
     agreement: float | None = None
     verdict_round: int | None = None
     rejected_in_a_row: int = 0
+    left_out: int = 0
+    """Rounds that were closed without it, though it was there."""
+    differs: str = ""
+    """What its settings have other than ours."""
+    standing: str = ""
+    """What the round expects of it."""
 
 
 @dataclass(slots=True)
@@ -59,7 +65,7 @@ class Traffic:
 class Observer:
     metrics: Metrics
     log: logging.Logger
-    peers: Mapping[PeerName, PeerView]
+    peers: dict[PeerName, PeerView]
     threshold: float | None
     """The agreement that a peer must reach; None under rules that do not ask for it."""
     heartbeat_s: float = 5.0
@@ -72,6 +78,7 @@ class Observer:
     merged: dict[str, float] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     _told: tuple[str, float] = ("", 0.0)
+    _accusation: str = ""
 
     # The node's own course.
 
@@ -159,8 +166,14 @@ class Observer:
         self.metrics.last_completed.set_to_current_time()
         self.log.info("round %d: merged, %s", round, _numbers(metrics))
 
-    def alarm(self, text: str) -> None:
+    def degraded(self, text: str) -> None:
         self.metrics.degraded.set(1)
+        self.log.warning(text)
+
+    def left_out(self, text: str, peers: Sequence[PeerName]) -> None:
+        for peer in peers:
+            self.peers[peer].left_out += 1
+            self.metrics.left_out.labels(peer).inc()
         self.log.warning(text)
 
     def finished(self, rounds: int, model: str) -> None:
@@ -211,9 +224,39 @@ class Observer:
         self._peer_is(peer, "refused", about)
         self.metrics.refusals.labels(peer, reason).inc()
 
-    def differs(self, peer: PeerName, about: str) -> None:
-        """Not an obstacle, but somebody should look."""
-        self.log.warning("%s differs: %s", peer, about)
+    def differs(self, peer: PeerName, about: Sequence[str]) -> None:
+        """Not an obstacle, but somebody should look; nothing, if all is equal again."""
+        self.peers[peer].differs = "; ".join(about)
+        for difference in about:
+            self.log.warning("%s differs: %s", peer, difference)
+
+    def noted(
+        self, kind: str, about: Mapping[str, Any], paused: bool, quarantined: Collection[PeerName]
+    ) -> None:
+        """Something besides the rounds has changed what the node remembers."""
+        self.metrics.paused.set(paused)
+        for peer in self.peers:
+            self.metrics.quarantined.labels(peer).set(peer in quarantined)
+        if kind != "witness":
+            words = ", ".join(f"{key} {value}" for key, value in about.items())
+            self.log.info("%s%s", kind, f": {words}" if words else "")
+
+    def quarantined(self, peer: PeerName, round: int) -> None:
+        self.metrics.quarantined.labels(peer).set(1)
+        self.log.error(
+            "%s has signed two different updates of round %d: it is in quarantine until"
+            " `lightyear-node peers unquarantine %s`",
+            peer,
+            round,
+            peer,
+        )
+
+    def accused(self, by: PeerName, round: int) -> None:
+        """Somebody holds a proof against ourselves."""
+        text = f"{by} holds two different updates of round {round} with our signature"
+        if self._accusation != text:
+            self.log.error("%s: do two machines run with our keys?", text)
+        self._accusation = text
 
     def _peer_is(self, peer: PeerName, state: str, about: str) -> None:
         view = self.peers[peer]
@@ -229,6 +272,10 @@ class Observer:
         self.log.info("settings changed: %s", what)
         self.metrics.certificate_expiry.set(expires)
         self.metrics.configured.set(len(here))
+        for peer in here:
+            if peer not in self.peers:
+                self.peers[peer] = PeerView()
+                self.metrics.admit(peer)
         for peer, view in self.peers.items():
             if peer not in here:
                 view.state, view.about = REMOVED, "no longer in peers.yaml"
@@ -277,6 +324,9 @@ class Observer:
                     "agreement": view.agreement,
                     "verdict_round": view.verdict_round,
                     "rejected_in_a_row": view.rejected_in_a_row,
+                    "left_out": view.left_out,
+                    "differs": view.differs,
+                    "standing": view.standing,
                 }
                 for name, view in self.peers.items()
             ],

@@ -100,6 +100,7 @@ def announcement_to(announcement: Announcement) -> Message:
         head=_head_to(head) if head else None,
         progress=announcement.progress,
         opinion=_opinion_to(opinion) if opinion else None,
+        boot_id=announcement.boot_id,
     )
 
 
@@ -119,6 +120,7 @@ def announcement_from(message: Message) -> Announcement:
         head=_head_from(message.head) if message.HasField("head") else None,
         progress=_number(message.progress, "progress"),
         opinion=_opinion_from(message.opinion) if message.HasField("opinion") else None,
+        boot_id=_word(message.boot_id, "boot_id", limits.BOOT_ID_CHARS_MAX),
     )
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lightyear_node/v1/exchange.proto\x12\x11lightyear_node.v1\"\xe8\x02\n\x08Greeting\x12\x13\n\x0bversion_min\x18\x01 \x01(\r\x12\x13\n\x0bversion_max\x18\x02 \x01(\r\x12\x12\n\nfederation\x18\x03 \x01(\t\x12\x11\n\tagreement\x18\x04 \x01(\x0c\x12\x0e\n\x06schema\x18\x05 \x01(\x0c\x12\x15\n\rinitial_model\x18\x06 \x01(\x0c\x12\r\n\x05round\x18\x07 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x08 \x01(\t\x12\x14\n\x0cwall_time_ns\x18\t \x01(\x03\x12\x0f\n\x07lamport\x18\n \x01(\x04\x12\x30\n\x05yours\x18\x0b \x01(\x0b\x32!.lightyear_node.v1.SignedManifest\x12\r\n\x05probe\x18\x0c \x01(\x08\x12*\n\x07\x63lauses\x18\r \x03(\x0b\x32\x19.lightyear_node.v1.Clause\x12\x30\n\tyour_head\x18\x0e \x01(\x0b\x32\x1d.lightyear_node.v1.SignedHead\"%\n\x06\x43lause\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xbc\x02\n\x0c\x41nnouncement\x12\x0f\n\x07lamport\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x31\n\x06latest\x18\x04 \x01(\x0b\x32!.lightyear_node.v1.SignedManifest\x12/\n\x04seen\x18\x05 \x03(\x0b\x32!.lightyear_node.v1.SignedManifest\x12-\n\x08\x65vidence\x18\x06 \x03(\x0b\x32\x1b.lightyear_node.v1.Evidence\x12+\n\x04head\x18\x07 \x01(\x0b\x32\x1d.lightyear_node.v1.SignedHead\x12\x10\n\x08progress\x18\x08 \x01(\x04\x12+\n\x07opinion\x18\t \x01(\x0b\x32\x1a.lightyear_node.v1.Opinion\"o\n\x08\x45vidence\x12\x30\n\x05\x66irst\x18\x01 \x01(\x0b\x32!.lightyear_node.v1.SignedManifest\x12\x31\n\x06second\x18\x02 \x01(\x0b\x32!.lightyear_node.v1.SignedManifest\":\n\nSignedHead\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"J\n\x07Opinion\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"R\n\x0eSignedManifest\x12-\n\x08manifest\x18\x01 \x01(\x0b\x32\x1b.lightyear_node.v1.Manifest\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xc7\x01\n\x08Manifest\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05round\x18\x04 \x01(\x04\x12\x0f\n\x07lamport\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x0e\n\x06schema\x18\x07 \x01(\x0c\x12\x11\n\traw_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07samples\x18\t \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\n \x01(\x0c\x12\r\n\x05\x64type\x18\x0b \x01(\tJ\x04\x08\x0c\x10\r\"B\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\x12\r\n\x05\x64\x65lta\x18\x03 \x01(\x08\"i\n\x05Piece\x12,\n\x04list\x18\x01 \x01(\x0b\x32\x1c.lightyear_node.v1.ChunkListH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.lightyear_node.v1.ChunkH\x00\x42\x07\n\x05piece\".\n\tChunkList\x12\x11\n\traw_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"%\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\"\xab\x01\n\x08Question\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.lightyear_node.v1.GreetingH\x00\x12\x33\n\x08\x61nnounce\x18\x02 \x01(\x0b\x32\x1f.lightyear_node.v1.AnnouncementH\x00\x12\x30\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x1f.lightyear_node.v1.FetchRequestH\x00\x42\n\n\x08question\"\xcf\x01\n\x06\x41nswer\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.lightyear_node.v1.GreetingH\x00\x12\x33\n\x08\x61nnounce\x18\x02 \x01(\x0b\x32\x1f.lightyear_node.v1.AnnouncementH\x00\x12)\n\x05piece\x18\x03 \x01(\x0b\x32\x18.lightyear_node.v1.PieceH\x00\x12-\n\x07refusal\x18\x04 \x01(\x0b\x32\x1a.lightyear_node.v1.RefusalH\x00\x42\x08\n\x06\x61nswer\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t2\xa5\x02\n\x08\x45xchange\x12\x41\n\x05Hello\x12\x1b.lightyear_node.v1.Greeting\x1a\x1b.lightyear_node.v1.Greeting\x12L\n\x08\x41nnounce\x12\x1f.lightyear_node.v1.Announcement\x1a\x1f.lightyear_node.v1.Announcement\x12\x44\n\x05\x46\x65tch\x12\x1f.lightyear_node.v1.FetchRequest\x1a\x18.lightyear_node.v1.Piece0\x01\x12\x42\n\x04Lend\x12\x19.lightyear_node.v1.Answer\x1a\x1b.lightyear_node.v1.Question(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lightyear_node/v1/exchange.proto\x12\x11lightyear_node.v1\"\xe8\x02\n\x08Greeting\x12\x13\n\x0bversion_min\x18\x01 \x01(\r\x12\x13\n\x0bversion_max\x18\x02 \x01(\r\x12\x12\n\nfederation\x18\x03 \x01(\t\x12\x11\n\tagreement\x18\x04 \x01(\x0c\x12\x0e\n\x06schema\x18\x05 \x01(\x0c\x12\x15\n\rinitial_model\x18\x06 \x01(\x0c\x12\r\n\x05round\x18\x07 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x08 \x01(\t\x12\x14\n\x0cwall_time_ns\x18\t \x01(\x03\x12\x0f\n\x07lamport\x18\n \x01(\x04\x12\x30\n\x05yours\x18\x0b \x01(\x0b\x32!.lightyear_node.v1.SignedManifest\x12\r\n\x05probe\x18\x0c \x01(\x08\x12*\n\x07\x63lauses\x18\r \x03(\x0b\x32\x19.lightyear_node.v1.Clause\x12\x30\n\tyour_head\x18\x0e \x01(\x0b\x32\x1d.lightyear_node.v1.SignedHead\"%\n\x06\x43lause\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xcd\x02\n\x0c\x41nnouncement\x12\x0f\n\x07lamport\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x31\n\x06latest\x18\x04 \x01(\x0b\x32!.lightyear_node.v1.SignedManifest\x12/\n\x04seen\x18\x05 \x03(\x0b\x32!.lightyear_node.v1.SignedManifest\x12-\n\x08\x65vidence\x18\x06 \x03(\x0b\x32\x1b.lightyear_node.v1.Evidence\x12+\n\x04head\x18\x07 \x01(\x0b\x32\x1d.lightyear_node.v1.SignedHead\x12\x10\n\x08progress\x18\x08 \x01(\x04\x12+\n\x07opinion\x18\t \x01(\x0b\x32\x1a.lightyear_node.v1.Opinion\x12\x0f\n\x07\x62oot_id\x18\n \x01(\t\"o\n\x08\x45vidence\x12\x30\n\x05\x66irst\x18\x01 \x01(\x0b\x32!.lightyear_node.v1.SignedManifest\x12\x31\n\x06second\x18\x02 \x01(\x0b\x32!.lightyear_node.v1.SignedManifest\":\n\nSignedHead\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"J\n\x07Opinion\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"R\n\x0eSignedManifest\x12-\n\x08manifest\x18\x01 \x01(\x0b\x32\x1b.lightyear_node.v1.Manifest\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xc7\x01\n\x08Manifest\x12\x12\n\nfederation\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05round\x18\x04 \x01(\x04\x12\x0f\n\x07lamport\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x0c\x12\x0e\n\x06schema\x18\x07 \x01(\x0c\x12\x11\n\traw_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07samples\x18\t \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\n \x01(\x0c\x12\r\n\x05\x64type\x18\x0b \x01(\tJ\x04\x08\x0c\x10\r\"B\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\x12\r\n\x05\x64\x65lta\x18\x03 \x01(\x08\"i\n\x05Piece\x12,\n\x04list\x18\x01 \x01(\x0b\x32\x1c.lightyear_node.v1.ChunkListH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.lightyear_node.v1.ChunkH\x00\x42\x07\n\x05piece\".\n\tChunkList\x12\x11\n\traw_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"%\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\"\xab\x01\n\x08Question\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.lightyear_node.v1.GreetingH\x00\x12\x33\n\x08\x61nnounce\x18\x02 \x01(\x0b\x32\x1f.lightyear_node.v1.AnnouncementH\x00\x12\x30\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x1f.lightyear_node.v1.FetchRequestH\x00\x42\n\n\x08question\"\xcf\x01\n\x06\x41nswer\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.lightyear_node.v1.GreetingH\x00\x12\x33\n\x08\x61nnounce\x18\x02 \x01(\x0b\x32\x1f.lightyear_node.v1.AnnouncementH\x00\x12)\n\x05piece\x18\x03 \x01(\x0b\x32\x18.lightyear_node.v1.PieceH\x00\x12-\n\x07refusal\x18\x04 \x01(\x0b\x32\x1a.lightyear_node.v1.RefusalH\x00\x42\x08\n\x06\x61nswer\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t2\xa5\x02\n\x08\x45xchange\x12\x41\n\x05Hello\x12\x1b.lightyear_node.v1.Greeting\x1a\x1b.lightyear_node.v1.Greeting\x12L\n\x08\x41nnounce\x12\x1f.lightyear_node.v1.Announcement\x1a\x1f.lightyear_node.v1.Announcement\x12\x44\n\x05\x46\x65tch\x12\x1f.lightyear_node.v1.FetchRequest\x1a\x18.lightyear_node.v1.Piece0\x01\x12\x42\n\x04Lend\x12\x19.lightyear_node.v1.Answer\x1a\x1b.lightyear_node.v1.Question(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLAUSE']._serialized_start=418
   _globals['_CLAUSE']._serialized_end=455
   _globals['_ANNOUNCEMENT']._serialized_start=458
-  _globals['_ANNOUNCEMENT']._serialized_end=774
-  _globals['_EVIDENCE']._serialized_start=776
-  _globals['_EVIDENCE']._serialized_end=887
-  _globals['_SIGNEDHEAD']._serialized_start=889
-  _globals['_SIGNEDHEAD']._serialized_end=947
-  _globals['_OPINION']._serialized_start=949
-  _globals['_OPINION']._serialized_end=1023
-  _globals['_SIGNEDMANIFEST']._serialized_start=1025
-  _globals['_SIGNEDMANIFEST']._serialized_end=1107
-  _globals['_MANIFEST']._serialized_start=1110
-  _globals['_MANIFEST']._serialized_end=1309
-  _globals['_FETCHREQUEST']._serialized_start=1311
-  _globals['_FETCHREQUEST']._serialized_end=1377
-  _globals['_PIECE']._serialized_start=1379
-  _globals['_PIECE']._serialized_end=1484
-  _globals['_CHUNKLIST']._serialized_start=1486
-  _globals['_CHUNKLIST']._serialized_end=1532
-  _globals['_CHUNK']._serialized_start=1534
-  _globals['_CHUNK']._serialized_end=1571
-  _globals['_QUESTION']._serialized_start=1574
-  _globals['_QUESTION']._serialized_end=1745
-  _globals['_ANSWER']._serialized_start=1748
-  _globals['_ANSWER']._serialized_end=1955
-  _globals['_REFUSAL']._serialized_start=1957
-  _globals['_REFUSAL']._serialized_end=1997
-  _globals['_EXCHANGE']._serialized_start=2000
-  _globals['_EXCHANGE']._serialized_end=2293
+  _globals['_ANNOUNCEMENT']._serialized_end=791
+  _globals['_EVIDENCE']._serialized_start=793
+  _globals['_EVIDENCE']._serialized_end=904
+  _globals['_SIGNEDHEAD']._serialized_start=906
+  _globals['_SIGNEDHEAD']._serialized_end=964
+  _globals['_OPINION']._serialized_start=966
+  _globals['_OPINION']._serialized_end=1040
+  _globals['_SIGNEDMANIFEST']._serialized_start=1042
+  _globals['_SIGNEDMANIFEST']._serialized_end=1124
+  _globals['_MANIFEST']._serialized_start=1127
+  _globals['_MANIFEST']._serialized_end=1326
+  _globals['_FETCHREQUEST']._serialized_start=1328
+  _globals['_FETCHREQUEST']._serialized_end=1394
+  _globals['_PIECE']._serialized_start=1396
+  _globals['_PIECE']._serialized_end=1501
+  _globals['_CHUNKLIST']._serialized_start=1503
+  _globals['_CHUNKLIST']._serialized_end=1549
+  _globals['_CHUNK']._serialized_start=1551
+  _globals['_CHUNK']._serialized_end=1588
+  _globals['_QUESTION']._serialized_start=1591
+  _globals['_QUESTION']._serialized_end=1762
+  _globals['_ANSWER']._serialized_start=1765
+  _globals['_ANSWER']._serialized_end=1972
+  _globals['_REFUSAL']._serialized_start=1974
+  _globals['_REFUSAL']._serialized_end=2014
+  _globals['_EXCHANGE']._serialized_start=2017
+  _globals['_EXCHANGE']._serialized_end=2310
 # @@protoc_insertion_point(module_scope)

@@ -47,7 +47,7 @@ class Clause(_message.Message):
     def __init__(self, key: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("lamport", "round", "phase", "latest", "seen", "evidence", "head", "progress", "opinion")
+    __slots__ = ("lamport", "round", "phase", "latest", "seen", "evidence", "head", "progress", "opinion", "boot_id")
     LAMPORT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Announcement(_message.Message):
     HEAD_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     OPINION_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     lamport: int
     round: int
     phase: str
@@ -66,7 +67,8 @@ class Announcement(_message.Message):
     head: SignedHead
     progress: int
     opinion: Opinion
-    def __init__(self, lamport: _Optional[int] = ..., round: _Optional[int] = ..., phase: _Optional[str] = ..., latest: _Optional[_Union[SignedManifest, _Mapping]] = ..., seen: _Optional[_Iterable[_Union[SignedManifest, _Mapping]]] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., head: _Optional[_Union[SignedHead, _Mapping]] = ..., progress: _Optional[int] = ..., opinion: _Optional[_Union[Opinion, _Mapping]] = ...) -> None: ...
+    boot_id: str
+    def __init__(self, lamport: _Optional[int] = ..., round: _Optional[int] = ..., phase: _Optional[str] = ..., latest: _Optional[_Union[SignedManifest, _Mapping]] = ..., seen: _Optional[_Iterable[_Union[SignedManifest, _Mapping]]] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., head: _Optional[_Union[SignedHead, _Mapping]] = ..., progress: _Optional[int] = ..., opinion: _Optional[_Union[Opinion, _Mapping]] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class Evidence(_message.Message):
     __slots__ = ("first", "second")

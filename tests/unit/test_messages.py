@@ -58,6 +58,7 @@ ANNOUNCEMENTS = st.builds(
     progress=NUMBER,
     opinion=st.none()
     | st.builds(Opinion, round=NUMBER, digest=DIGEST, accepted=st.booleans(), reason=WORD),
+    boot_id=st.uuids().map(str),
 )
 HELLOS = st.builds(
     Hello,
