@@ -18,12 +18,15 @@ from lightyear_node.identity import make_identity
 from lightyear_node.records import (
     Announcement,
     Digest,
+    Evidence,
     Generation,
     Hello,
     Manifest,
+    Opinion,
     PeerName,
     Reason,
     Round,
+    SignedManifest,
     Update,
 )
 from lightyear_node.transport import limits, messages
@@ -50,9 +53,25 @@ HELLO = Hello(
     boot_id="3f2b-11",
     wall_time_ns=-1,
     lamport=12,
+    yours=SITE.sign_manifest(MANIFEST),
+    clauses={"rule.tau": "0123456789abcdef"},
+    your_head=SITE.sign_head("chest-xray", 7, Digest("03" * 32)),
 )
+SIGNED = SITE.sign_manifest(MANIFEST)
+HEAD = SITE.sign_head("chest-xray", 7, Digest("03" * 32))
 ANNOUNCED = messages.announcement_to(
-    Announcement(99, Round(7), "collecting", SITE.sign_manifest(MANIFEST))
+    Announcement(
+        99,
+        Round(7),
+        "collecting",
+        SIGNED,
+        seen=(SIGNED,),
+        evidence=(Evidence(SIGNED, SIGNED),),
+        head=HEAD,
+        progress=3,
+        opinion=Opinion(Round(6), Digest("ab" * 32), False, "too_far"),
+        boot_id="3f2b-11",
+    )
 )
 SOUND = (
     messages.hello_to(HELLO),
@@ -97,8 +116,8 @@ def _believe(kind: int, message: Any) -> None:
             assert messages.announcement_from(again) == announcement
             assert again.ByteSize() <= limits.SMALL_MESSAGE_BYTES_MAX
             assert announcement.phase.isprintable()
-            if announcement.latest is not None:
-                _admit(announcement)
+            for signed in _manifests(announcement):
+                _admit(signed)
         case 2:
             digest, first_chunk, delta = messages.fetch_from(message)
             again = messages.fetch_to(digest, first_chunk, delta)
@@ -107,9 +126,15 @@ def _believe(kind: int, message: Any) -> None:
             assert message.WhichOneof("answer") in {None, "hello", "announce", "piece", "refusal"}
 
 
-def _admit(announcement: Announcement) -> None:
-    signed = announcement.latest
-    assert signed is not None
+def _manifests(announcement: Announcement) -> Iterator[SignedManifest]:
+    if announcement.latest is not None:
+        yield announcement.latest
+    yield from announcement.seen
+    for proof in announcement.evidence:
+        yield from (proof.first, proof.second)
+
+
+def _admit(signed: SignedManifest) -> None:
     wrong = refusal(
         signed,
         peer=PeerName("site-b"),
@@ -143,7 +168,10 @@ def _change(message: Any, changes: bytes) -> bytes:
     field = fields[changes[0] % len(fields)]
     changes = changes[1:]
     if field.type == FieldDescriptor.TYPE_MESSAGE:
-        return _change(getattr(message, field.name), changes) if changes else b""
+        inner = getattr(message, field.name)
+        if hasattr(inner, "add"):
+            inner = inner[0] if len(inner) else inner.add()
+        return _change(inner, changes) if changes else b""
     size = changes[0] % TEXT_BYTES_MAX if changes else 0
     content, rest = changes[1 : 1 + size], changes[1 + size :]
     value: Any = content

@@ -10,8 +10,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from lightyear_node.archive import Archive
 from lightyear_node.barrier import Announced, Answered, Event, Heard, Phase
 from lightyear_node.conversation import OWN_UPDATES_KEPT, Conversation, Facts, Saying
+from lightyear_node.diary import Diary
 from lightyear_node.errors import PeerMisbehaved, PeerUnreachable
 from lightyear_node.identity import Certificate, Identity, make_identity
 from lightyear_node.observe.metrics import Metrics
@@ -35,6 +37,7 @@ NOW = datetime.now(UTC)
 IDENTITIES = {name: make_identity(name, NOW) for name in ("site-a", "site-b", "site-c")}
 SCHEMA, MODEL = Digest("5" * 64), Digest("6" * 64)
 B = PeerName("site-b")
+AT_WORK = ("training", 7)
 
 
 class Side:
@@ -61,14 +64,23 @@ class Side:
         )
         self.facts = replace(facts, **changed)  # type: ignore[arg-type]
 
-        async def offer(digest: Digest) -> None:
+        async def offer(peer: PeerName, digest: Digest) -> None:
             return None
 
+        self.saying = Saying(Round(4), "training", None, progress=7)
+        self.archive = Archive(
+            {PeerName(n): (i.certificate,) for n, i in IDENTITIES.items()},
+            federation=self.facts.federation,
+            schema=self.facts.schema,
+            raw_bytes=self.facts.grid.raw_bytes,
+            dtype=self.facts.dtype,
+        )
         self.conversation = Conversation(
             self.facts,
-            {PeerName(n): (i.certificate,) for n, i in IDENTITIES.items()},
+            self.archive,
             self.observer,
-            say=lambda: Saying(Round(4), "training", self.latest),
+            Diary(),
+            say=lambda: replace(self.saying, latest=self.latest),
             tell=self.events.append,
             offer=offer,
             wall_ns=lambda: 0,
@@ -81,6 +93,16 @@ class Side:
         manifest = Manifest("ward", update, 1, SCHEMA, GRID.raw_bytes, 10)
         self.latest = self.identity.sign_manifest(replace(manifest, **changed))  # type: ignore[arg-type]
         return self.latest
+
+    def story(self, round: int, face: str) -> SignedManifest:
+        """One of several updates that this site signs for a round."""
+        update = Update(self.identity.name, Generation(0), Round(round), Digest(face * 64))
+        return self.seal(round, update=update)
+
+    def agree(self, agreement: str, pins: dict[PeerName, tuple[Certificate, ...]]) -> None:
+        self.facts = replace(self.facts, agreement=Digest(agreement * 64))
+        self.archive.agree(pins)
+        self.conversation.agree(self.facts)
 
     def refusals(self, peer: str, reason: Reason) -> float:
         return self.observer.metrics.refusals.labels(peer, reason)._value.get()
@@ -107,9 +129,9 @@ def test_one_call_tells_both_sides_everything() -> None:
     a, b = Side("site-a"), Side("site-b")
     ours, theirs = a.seal(), b.seal()
     contact(a, b)
-    assert a.events == [Answered(B), Announced(theirs.manifest.update, at_work=True)]
-    assert b.events == [Heard(a.identity.name), Announced(ours.manifest.update, at_work=True)]
-    assert a.conversation.manifest(theirs.manifest.update) == theirs
+    assert a.events == [Answered(B), Announced(theirs.manifest.update, *AT_WORK)]
+    assert b.events == [Heard(a.identity.name), Announced(ours.manifest.update, *AT_WORK)]
+    assert a.archive.find(theirs.manifest.update) == theirs
     assert a.observer.peers[B].state == "reachable"
 
 
@@ -117,7 +139,7 @@ def test_the_greeting_is_said_once_and_again_after_a_failure() -> None:
     a, b = Side("site-a"), Side("site-b")
     contact(a, b)
     contact(a, b)
-    assert a.events == [Answered(B), Heard(B, at_work=True), Heard(B, at_work=True)]
+    assert a.events == [Answered(B), Heard(B, *AT_WORK), Heard(B, *AT_WORK)]
 
     class Cut(Wire):
         async def announce(self, announcement: Announcement) -> Announcement:
@@ -126,7 +148,7 @@ def test_the_greeting_is_said_once_and_again_after_a_failure() -> None:
     asyncio.run(a.conversation.contact(B, Cut(a, b)))
     assert a.observer.peers[B].state == "unreachable"
     contact(a, b)
-    assert a.events[3:] == [Answered(B), Heard(B, at_work=True)]
+    assert a.events[3:] == [Answered(B), Heard(B, *AT_WORK)]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +182,7 @@ def test_a_question_is_answered_whatever_differs_and_then_forgotten(
     before = b.conversation.stamp()
     # Nothing in it counts: neither a version from the future nor a stamp at the end of time.
     question = replace(
-        b.conversation._hello(2**60, probe=True),
+        b.conversation._hello(a.identity.name, 2**60, probe=True),
         federation="ward",
         schema=SCHEMA,
         version_min=7,
@@ -207,7 +229,7 @@ def test_an_unsound_manifest_is_refused_and_counted(
     signed = b.seal(**changed)
     contact(a, b)
     assert a.refusals("site-b", reason) == 1
-    assert a.conversation.manifest(signed.manifest.update) is None
+    assert a.archive.find(signed.manifest.update) is None
     assert not any(isinstance(event, Announced) for event in a.events)
 
 
@@ -260,8 +282,8 @@ def test_a_flood_of_updates_takes_no_memory() -> None:
     for round in range(50):
         b.seal(round)
         contact(a, b)
-    assert a.conversation.manifest(first.manifest.update) is None
-    assert len(a.conversation._manifests[B]) <= 4
+    assert a.archive.find(first.manifest.update) is None
+    assert len(a.archive._manifests[B]) <= 4
 
 
 def test_repeating_old_updates_does_not_push_out_the_newest() -> None:
@@ -271,7 +293,7 @@ def test_repeating_old_updates_does_not_push_out_the_newest() -> None:
     for round in range(10):
         b.seal(round)
         contact(a, b)
-    assert a.conversation.manifest(newest.manifest.update) == newest
+    assert a.archive.find(newest.manifest.update) == newest
 
 
 def pins_of(*names: str) -> dict[PeerName, tuple[Certificate, ...]]:
@@ -283,14 +305,14 @@ def test_a_removed_peer_is_refused_also_with_what_was_on_its_way() -> None:
     theirs = b.seal()
     contact(a, b)
     said = len(a.events)
-    a.conversation.agree(Digest("1" * 64), pins_of("site-a", "site-c"))
-    assert a.conversation.manifest(theirs.manifest.update) is None
+    a.agree("1", pins_of("site-a", "site-c"))
+    assert a.archive.find(theirs.manifest.update) is None
     a.observer.reconfigured("site-b is removed", 0.0, [PeerName("site-c")])
     # It may call us, or answer a call of ours that began before.
     contact(b, a)
     contact(a, b)
     assert len(a.events) == said
-    assert a.conversation.manifest(theirs.manifest.update) is None
+    assert a.archive.find(theirs.manifest.update) is None
     assert a.refusals("site-b", Reason.IDENTITY) == 2
     assert a.observer.peers[B].state == "removed", "its last words do not change that"
 
@@ -300,8 +322,8 @@ def test_a_withdrawn_signing_key_vouches_for_nothing_any_more() -> None:
     theirs = b.seal()
     contact(a, b)
     another = {**pins_of("site-a", "site-c"), B: (make_identity(B, NOW).certificate,)}
-    a.conversation.agree(Digest("1" * 64), another)
-    assert a.conversation.manifest(theirs.manifest.update) is None
+    a.agree("1", another)
+    assert a.archive.find(theirs.manifest.update) is None
     contact(a, b)
     assert a.refusals("site-b", Reason.SIGNATURE) == 1
 
@@ -311,8 +333,8 @@ def test_a_renewed_certificate_with_the_same_signing_key_costs_nothing() -> None
     theirs = b.seal()
     contact(a, b)
     renewed = make_identity(B, NOW, IDENTITIES[B].signing_key)
-    a.conversation.agree(Digest("1" * 64), {**pins_of("site-a"), B: (renewed.certificate,)})
-    assert a.conversation.manifest(theirs.manifest.update) == theirs
+    a.agree("1", {**pins_of("site-a"), B: (renewed.certificate,)})
+    assert a.archive.find(theirs.manifest.update) == theirs
     contact(a, b)
     assert a.observer.peers[B].state == "reachable"
 
@@ -321,13 +343,13 @@ def test_everybody_is_told_of_a_new_agreement_and_compares_it_once() -> None:
     a, b = Side("site-a"), Side("site-b")
     contact(a, b)
     differs = "its peers.yaml says something else"
-    a.conversation.agree(Digest("2" * 64), pins_of(*IDENTITIES))
+    a.agree("2", pins_of(*IDENTITIES))
     contact(a, b)
     contact(b, a)
     contact(b, a)
     assert (a.log.getvalue().count(differs), b.log.getvalue().count(differs)) == (1, 1)
     # As soon as both have the same file again, there is nothing to say.
-    b.conversation.agree(Digest("2" * 64), pins_of(*IDENTITIES))
+    b.agree("2", pins_of(*IDENTITIES))
     contact(b, a)
     contact(a, b)
     assert (a.log.getvalue().count(differs), b.log.getvalue().count(differs)) == (1, 1)

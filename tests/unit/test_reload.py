@@ -26,7 +26,6 @@ from lightyear_node.reload import Changes, Watch, adopted, compare
 
 NOW = datetime.now(UTC)
 A, B, C, D = (PeerName(f"site-{letter}") for letter in "abcd")
-MEMBERS = frozenset({B, C})
 
 
 class Folder:
@@ -59,7 +58,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_nothing_changed(folder: Folder) -> None:
-    changes = compare(folder.load(), folder.load(), MEMBERS)
+    changes = compare(folder.load(), folder.load())
     assert changes == Changes()
     assert not changes
 
@@ -69,14 +68,14 @@ def test_a_second_pin_and_the_end_of_the_first(folder: Folder) -> None:
     old = start.certificates[B][0].fingerprint
     new = folder.pin_another(B)
     both = folder.load()
-    changes = compare(start, both, MEMBERS)
+    changes = compare(start, both)
     assert changes == Changes(pinned=((B, new),))
     assert changes.affected() == {B}
     assert not changes.distrusted(), "what runs under the old pin may end"
     assert changes.to_plain() == {"pinned": [[B, new]]}
 
     remove_peer(folder.peers, B, old)
-    changes = compare(both, folder.load(), MEMBERS)
+    changes = compare(both, folder.load())
     assert changes == Changes(unpinned=((B, old),))
     assert changes.distrusted() == changes.affected() == {B}
     assert f"{old} of site-b is no longer accepted" in str(changes)
@@ -86,59 +85,72 @@ def test_our_own_renewal(folder: Folder) -> None:
     start = folder.load()
     new = folder.pin_another(A)
     pinned = folder.load()
-    assert compare(start, pinned, MEMBERS) == Changes(pinned=((A, new),))
+    assert compare(start, pinned) == Changes(pinned=((A, new),))
     renewal.activate(folder.directory / "keys")
-    changes = compare(pinned, folder.load(), MEMBERS)
+    changes = compare(pinned, folder.load())
     assert changes == Changes(renewed=True)
-    in_force = adopted(pinned, folder.load(), MEMBERS)
+    in_force = adopted(pinned, folder.load())
     assert in_force.identity.fingerprint == new
     remove_peer(folder.peers, A, start.identity.fingerprint)
-    changes = compare(in_force, folder.load(), MEMBERS)
+    changes = compare(in_force, folder.load())
     assert changes == Changes(unpinned=((A, start.identity.fingerprint),))
 
 
 def test_another_address(folder: Folder) -> None:
     start = folder.load()
     folder.pin_another(B, address="elsewhere:1")
-    changes = compare(start, folder.load(), MEMBERS)
+    changes = compare(start, folder.load())
     assert changes.moved == (B,)
-    assert adopted(start, folder.load(), MEMBERS).address_of(B) == "elsewhere:1"
+    assert adopted(start, folder.load()).address_of(B) == "elsewhere:1"
 
 
 def test_a_peer_is_removed_and_comes_back(folder: Folder) -> None:
     start, before = folder.load(), folder.peers.read_bytes()
     remove_peer(folder.peers, C)
-    changes = compare(start, folder.load(), MEMBERS)
+    changes = compare(start, folder.load())
     assert changes == Changes(removed=(C,))
     assert changes.distrusted() == {C}
-    in_force = adopted(start, folder.load(), MEMBERS)
+    in_force = adopted(start, folder.load())
     assert in_force.others == (B,)
     assert set(in_force.pins) == {B}
     assert in_force.agreement.digest() == folder.load().agreement.digest()
     folder.peers.write_bytes(before)
-    assert compare(in_force, folder.load(), MEMBERS) == Changes(returned=(C,))
+    assert compare(in_force, folder.load()) == Changes(joined=(C,))
 
 
-def test_what_rounds_depend_on_waits_for_a_restart(folder: Folder) -> None:
+def test_a_site_joins_and_the_rounds_have_other_terms(folder: Folder) -> None:
     start = folder.load()
     barrier = {**start.agreement.barrier.model_dump(), "grace": 99.0}
     stranger = make_identity(D, NOW)
     add_peers(folder.peers, [Joined(D, "d:1", stranger.certificate)], None)
-    folder.change(rounds=9, seed=3, federation="other", rule={"name": "local"}, barrier=barrier)
+    folder.change(rounds=9, barrier=barrier)
+    changes = compare(start, folder.load())
+    assert changes == Changes(joined=(D,), terms=("rounds", "barrier.grace"))
+    assert changes.affected() == {D}
+    assert changes.to_plain() == {"joined": [D], "terms": ["rounds", "barrier.grace"]}
+    assert str(changes) == (
+        "site-d has joined, `rounds` has another value, `barrier.grace` has another value"
+    )
+    in_force = adopted(start, folder.load())
+    assert in_force.others == (B, C, D)
+    assert (in_force.terms().rounds, in_force.terms().grace_s) == (9, 99.0)
+    assert in_force.agreement.digest() == folder.load().agreement.digest()
+
+
+def test_what_models_depend_on_waits_for_a_restart(folder: Folder) -> None:
+    start = folder.load()
+    folder.change(seed=3, federation="other", rule={"name": "local"})
     (folder.directory / "node.yaml").write_text("device: cpu\nlisten: 127.0.0.1:7\n")
-    changes = compare(start, folder.load(), MEMBERS)
+    changes = compare(start, folder.load())
     assert not changes, "under another rule, everybody is there all the same"
     assert set(changes.postponed) >= {
         "federation",
         "seed",
-        "rounds",
         "rule.name",
-        "barrier.grace",
         "node.yaml: device",
         "node.yaml: listen",
-        "the new site site-d",
     }
-    in_force = adopted(start, folder.load(), MEMBERS)
+    in_force = adopted(start, folder.load())
     assert in_force.agreement == start.agreement
     assert in_force.site == start.site
     assert in_force.others == (B, C)
@@ -147,7 +159,7 @@ def test_what_rounds_depend_on_waits_for_a_restart(folder: Folder) -> None:
 def test_another_name_is_another_site(folder: Folder, tmp_path: Path) -> None:
     start = folder.load()
     other = load_home(folder.homes[1].directory, folder.peers, environment={}, flags={}, now=NOW)
-    changes = compare(start, replace(other, site=start.site), MEMBERS)
+    changes = compare(start, replace(other, site=start.site))
     assert changes == Changes(postponed=("our new name site-b",))
 
 
@@ -156,7 +168,7 @@ def test_a_site_that_trains_alone_has_nobody_to_lose(folder: Folder) -> None:
     start = folder.load()
     folder.pin_another(B)
     remove_peer(folder.peers, C)
-    assert compare(start, folder.load(), frozenset()) == Changes()
+    assert compare(start, folder.load()) == Changes()
 
 
 # -- watching -------------------------------------------------------------------------------------
