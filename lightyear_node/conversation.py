@@ -311,9 +311,9 @@ class Conversation:
     def _refuse_second_node(self, peer: PeerName, boot_id: str) -> None:
         """A start that another one has followed is over; if it still talks, there are two."""
         boots = self._boots.setdefault(peer, deque(maxlen=BOOTS_KEPT))
-        if boot_id not in boots:
+        if boot_id and boot_id not in boots:
             boots.append(boot_id)
-        elif boot_id != boots[-1]:
+        elif boot_id and boot_id != boots[-1]:
             raise PeerMisbehaved(
                 peer,
                 Reason.IDENTITY,
