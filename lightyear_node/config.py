@@ -283,6 +283,8 @@ class Site(_Frozen):
     log: Log = Log()
     worker: WorkerTerms = WorkerTerms()
     rule: RuleOverrides = RuleOverrides()
+    share_verdicts: bool = False
+    """Whether a peer is told what became of its update here, and why; never the score."""
     malfunction: Malfunction | None = None
 
     def rule_of(self, agreement: Agreement) -> RuleTerms:

@@ -1,9 +1,11 @@
 """What this site decided, and why: one SQLite file that survives any crash.
 
-Two tables.  `memory` holds the few values a restart needs.  `records` is the site's history; each
-row carries the hash of the one before, so an edited, dropped or swapped row is noticed.  A change
-of memory and its record are one transaction: a round never advances unrecorded, and nothing that a
-peer may see leaves before `append` has returned.
+Four tables.  `memory` holds the few values a restart needs.  `records` is the site's history; each
+row carries the hash of the one before, so an edited, dropped or swapped row is noticed.  `heads`
+has signatures of some of these hashes, so that nobody without the key can write a history anew.
+`newest` names the last record, so that one cut off at the end is missed.  A change of memory and
+its record are one transaction: a round never advances unrecorded, and nothing that a peer may see
+leaves before `append` has returned.
 
 The journal stores what it is given and knows nothing about rounds.
 """
@@ -13,15 +15,19 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightyear_node.errors import JournalCorrupt, StoreError
+from lightyear_node.records import Digest, SignedHead
 
 Plain = Mapping[str, Any]
+Sign = Callable[[int, Digest], SignedHead]
+"""Signs the head of a journal: the number of its newest record, and its hash."""
 FIRST_HASH = "0" * 64
 
 _SCHEMA = """
@@ -36,7 +42,18 @@ CREATE TABLE IF NOT EXISTS records (
     hash TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS records_by_kind ON records (kind, round);
+CREATE TABLE IF NOT EXISTS heads (
+    seq INTEGER PRIMARY KEY,
+    hash TEXT NOT NULL,
+    signature TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS newest (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    seq INTEGER NOT NULL,
+    hash TEXT NOT NULL
+);
 """
+_RESTORE = "restore it from a backup, or move the state directory away to start anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +65,39 @@ class Record:
     kind: str
     body: Plain
     hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record as it stands in a copy of the journal, which anybody may have altered."""
+
+    seq: Any
+    wall_ns: Any
+    lamport: Any
+    round: Any
+    kind: Any
+    body: Any
+    """The text of the body, not what it says."""
+    hash: Any
+
+    def hash_after(self, before: str) -> str | None:
+        """What its hash has to be; None if it is not even made of numbers and words."""
+        numbers = (self.seq, self.wall_ns, self.lamport, self.round)
+        words = (self.kind, self.body)
+        if not all(type(one) is int for one in numbers):
+            return None
+        if not all(isinstance(one, str) for one in words):
+            return None
+        front = canonical([*numbers, self.kind])[:-1]
+        return _hash(before, f"{front},{self.body}]")
+
+    def plain_body(self) -> Plain:
+        """What the body says; nothing, where it has been made unreadable."""
+        try:
+            found = json.loads(self.body)
+        except (TypeError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 class Journal:
@@ -65,14 +115,24 @@ class Journal:
             last = self._db.execute(
                 "SELECT seq, hash, lamport FROM records ORDER BY seq DESC LIMIT 1"
             ).fetchone()
-        except sqlite3.DatabaseError as problem:
-            raise JournalCorrupt(
-                f"{path}: the journal cannot be read: {problem}",
-                hint="restore it from a backup, or move the state directory away to start anew",
-            ) from problem
+            newest = self._db.execute("SELECT seq, hash FROM newest").fetchone()
+            head = self._db.execute("SELECT * FROM heads ORDER BY seq DESC LIMIT 1").fetchone()
+            self.signed_head = (
+                SignedHead(head[0], head[1], bytes.fromhex(head[2])) if head else None
+            )
+        except (sqlite3.DatabaseError, ValueError, TypeError) as problem:
+            raise _unreadable(path, problem) from problem
         self._seq: int = last[0] if last else 0
         self._hash: str = last[1] if last else FIRST_HASH
         self.lamport: int = last[2] if last else 0
+        if newest is not None and newest != (self._seq, self._hash):
+            # The two are written together: this is no crash, and going on would cover it up.
+            self._db.close()
+            raise JournalCorrupt(
+                f"{path}: its last record was number {newest[0]}, but it ends at {self._seq}:"
+                " it was altered or cut short",
+                hint=f"`lightyear-node audit verify` says where; {_RESTORE}",
+            )
 
     def close(self) -> None:
         self._db.close()
@@ -81,6 +141,11 @@ class Journal:
     def head(self) -> str:
         """The newest record's hash, which stands for the whole history."""
         return str(self._hash)
+
+    @property
+    def length(self) -> int:
+        """The newest record's number."""
+        return self._seq
 
     def memory(self) -> dict[str, Any]:
         rows = self._db.execute("SELECT key, value FROM memory")
@@ -95,18 +160,32 @@ class Journal:
         lamport: int,
         round: int,
         remember: Plain | None = None,
+        sign: Sign | None = None,
     ) -> Record:
-        """Record one event and change memory with it; both are durable when this returns."""
+        """Record one event and change memory with it; both are durable when this returns.
+
+        With `sign`, so is the signature of the history up to and including this record.
+        """
         record = _chained(self._seq + 1, wall_ns, lamport, round, kind, body, self._hash)
+        head = sign(record.seq, Digest(record.hash)) if sign else None
         with self._transaction():
             self._db.execute(
                 "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (record.seq, wall_ns, lamport, round, kind, _canonical(body), record.hash),
+                (record.seq, wall_ns, lamport, round, kind, canonical(body), record.hash),
             )
             for key, value in (remember or {}).items():
                 self._db.execute(
-                    "INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, _canonical(value))
+                    "INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, canonical(value))
                 )
+            self._db.execute(
+                "INSERT OR REPLACE INTO newest VALUES (1, ?, ?)", (record.seq, record.hash)
+            )
+            if head is not None:
+                self._db.execute(
+                    "INSERT INTO heads VALUES (?, ?, ?)",
+                    (head.seq, head.hash, head.signature.hex()),
+                )
+        self.signed_head = head or self.signed_head
         self._seq, self._hash, self.lamport = record.seq, record.hash, lamport
         return record
 
@@ -117,23 +196,14 @@ class Journal:
             seq, wall_ns, lamport, round, recorded, body, digest = row
             yield Record(seq, wall_ns, lamport, round, recorded, json.loads(body), digest)
 
+    def hash_of(self, seq: int) -> str | None:
+        found = self._db.execute("SELECT hash FROM records WHERE seq = ?", (seq,)).fetchone()
+        return str(found[0]) if found else None
+
     def first_bad_record(self) -> int | None:
         """The first row whose chain does not hold, or None when the whole history is sound."""
-        before, expected_seq = FIRST_HASH, 1
-        for record in self.records():
-            again = _chained(
-                expected_seq,
-                record.wall_ns,
-                record.lamport,
-                record.round,
-                record.kind,
-                record.body,
-                before,
-            )
-            if again != record:
-                return record.seq
-            before, expected_seq = record.hash, expected_seq + 1
-        return None
+        rows = (Row(*row) for row in self._db.execute("SELECT * FROM records ORDER BY seq"))
+        return next((row.seq for row in unchained(rows)), None)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -152,38 +222,88 @@ class Journal:
             ) from problem
 
 
-def peek(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a journal remembers, and its newest `start`; of one that may be in use.
+class Copy:
+    """A journal at one moment, read as it stands and not as it should be."""
 
-    Nothing is changed, not even the files beside it: both are empty where there is no journal.
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self.memory: Mapping[str, str] = dict(db.execute("SELECT key, value FROM memory"))
+        self.heads: Mapping[int, tuple[Any, Any]] = {}
+        """By the record's number its hash and the signature."""
+        self.newest: tuple[Any, Any] | None = None
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        # Journals of earlier versions have neither of these.
+        if "heads" in tables:
+            rows = db.execute("SELECT seq, hash, signature FROM heads ORDER BY seq")
+            self.heads = {seq: (hash, signature) for seq, hash, signature in rows}
+        if "newest" in tables:
+            self.newest = db.execute("SELECT seq, hash FROM newest").fetchone()
+
+    def rows(self, kind: str | None = None) -> Iterator[Row]:
+        wanted, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
+        for row in self._db.execute(f"SELECT * FROM records {wanted} ORDER BY seq", values):
+            yield Row(*row)
+
+
+@contextmanager
+def reading(path: Path, *, thoroughly: bool = False) -> Iterator[Copy]:
+    """A journal that may be in use, of which nothing is changed, not even the files beside it.
+
+    `thoroughly` also looks for damage to the file that no query would meet.
     """
-    if not path.exists():
-        return {}, {}
     # A reader of a journal that nobody has open would leave -wal and -shm files behind.
     in_use = path.with_name(path.name + "-wal").exists()
     address = f"{path.absolute().as_uri()}?mode=ro" + ("" if in_use else "&immutable=1")
     try:
-        with closing(sqlite3.connect(address, uri=True)) as db:
-            memory = {key: json.loads(value) for key, value in db.execute("SELECT * FROM memory")}
-            begun = db.execute(
-                "SELECT body FROM records WHERE kind = 'start' ORDER BY seq DESC LIMIT 1"
-            ).fetchone()
-            start = json.loads(begun[0]) if begun else {}
-    except (sqlite3.Error, ValueError) as problem:
-        raise JournalCorrupt(
-            f"{path}: the journal cannot be read: {problem}",
-            hint="restore it from a backup, or move the state directory away to start anew",
-        ) from problem
-    return memory, start
+        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as db:
+            db.execute("BEGIN")  # from here on all queries see the same moment
+            if thoroughly:
+                sound = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+                if sound != "ok":
+                    raise sqlite3.DatabaseError(sound)
+            yield Copy(db)
+    except sqlite3.Error as problem:
+        raise _unreadable(path, problem) from problem
 
 
-def _canonical(value: object) -> str:
+def peek(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a journal remembers, and its newest `start`; both empty where there is no journal."""
+    if not path.exists():
+        return {}, {}
+    try:
+        with reading(path) as copy:
+            memory = {key: json.loads(value) for key, value in copy.memory.items()}
+            starts = deque(copy.rows("start"), maxlen=1)
+            return memory, json.loads(starts[0].body) if starts else {}
+    except (ValueError, TypeError) as problem:
+        raise _unreadable(path, problem) from problem
+
+
+def unchained(
+    rows: Iterable[Row], before: str = FIRST_HASH, expected_seq: int = 1
+) -> Iterator[Row]:
+    """The rows that do not follow, by number and hash, from the one in front of them."""
+    for row in rows:
+        if row.seq != expected_seq or row.hash != row.hash_after(before):
+            yield row
+        before, expected_seq = row.hash, row.seq + 1
+
+
+def _unreadable(path: Path, problem: Exception) -> JournalCorrupt:
+    return JournalCorrupt(f"{path}: the journal cannot be read: {problem}", hint=_RESTORE)
+
+
+def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _chained(
     seq: int, wall_ns: int, lamport: int, round: int, kind: str, body: Plain, before: str
 ) -> Record:
-    content = _canonical([seq, wall_ns, lamport, round, kind, body])
-    digest = hashlib.sha256(f"{before}{content}".encode()).hexdigest()
-    return Record(seq, wall_ns, lamport, round, kind, body, digest)
+    content = canonical([seq, wall_ns, lamport, round, kind, body])
+    return Record(seq, wall_ns, lamport, round, kind, body, _hash(before, content))
+
+
+def _hash(before: str, content: str) -> str:
+    # What somebody has altered may be no text that UTF-8 knows; it then fits no hash.
+    return hashlib.sha256(f"{before}{content}".encode(errors="surrogatepass")).hexdigest()

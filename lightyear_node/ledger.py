@@ -12,16 +12,19 @@ from typing import Any
 
 from lightyear_node.barrier import Decision, Memory
 from lightyear_node.errors import ConfigError
-from lightyear_node.journal import Journal
+from lightyear_node.journal import Journal, Sign
 from lightyear_node.records import (
     Digest,
     Evidence,
     Generation,
     Manifest,
+    Opinion,
     PeerName,
     Round,
+    SignedHead,
     SignedManifest,
     Update,
+    Verdict,
 )
 
 
@@ -50,12 +53,14 @@ class Ledger:
         stamp: Callable[[], int],
         find: Callable[[Update], SignedManifest | None] = lambda update: None,
         on_record: Callable[[], None] = lambda: None,
+        sign: Sign | None = None,
     ) -> None:
         self._journal = journal
         self._wall_ns = wall_ns
         self._stamp = stamp
         self._find = find
         self._on_record = on_record
+        self._sign = sign
         kept = journal.memory()
         # An empty journal is that of a new site, or of one that has lost its own: the others know.
         self.memory = (
@@ -83,6 +88,42 @@ class Ledger:
         self.manifest: SignedManifest | None = (
             _manifest_from_plain(kept["manifest"]) if kept.get("manifest") else None
         )
+        self._witnessed: dict[PeerName, SignedHead] = {
+            peer: _head_from_plain(head) for peer, head in kept.get("witnessed", {}).items()
+        }
+        self._witnessed_since = False
+        self._opinions: dict[PeerName, Opinion] = _opinions_from_plain(kept.get("opinions", {}))
+        self._told: dict[PeerName, Opinion] = _opinions_from_plain(kept.get("told", {}))
+
+    @property
+    def head(self) -> SignedHead | None:
+        """What we have last signed of our own history."""
+        return self._journal.signed_head
+
+    @property
+    def length(self) -> int:
+        """How many records there are."""
+        return self._journal.length
+
+    def hash_of(self, seq: int) -> str | None:
+        return self._journal.hash_of(seq)
+
+    @property
+    def witnessed(self) -> Mapping[PeerName, SignedHead]:
+        """The newest head that we hold of each peer's journal."""
+        return self._witnessed
+
+    def witness(self, peer: PeerName, head: SignedHead | None) -> None:
+        """Hold a peer's head, or none of it; durable with whatever is recorded next."""
+        if head is None:
+            self._witnessed.pop(peer, None)
+        else:
+            self._witnessed[peer] = head
+        self._witnessed_since = True
+
+    def opinion_of(self, peer: PeerName) -> Opinion | None:
+        """What we last decided about an update of theirs that we had, without its score."""
+        return self._opinions.get(peer)
 
     @property
     def model(self) -> Digest:
@@ -158,26 +199,59 @@ class Ledger:
 
     def decide(self, decision: Decision, memory: Memory, rule_state: Mapping[str, Any]) -> None:
         """Persistence point 2: whose models are merged, and why the others are not."""
+        opinions = {
+            verdict.peer: _opinion(decision.round, verdict, verdict.digest)
+            for verdict in decision.verdicts
+            if verdict.digest is not None
+        }
+        opinions = {**self._opinions, **opinions}
         self._append(
             "decision",
             asdict(decision) | {"rule_state": dict(rule_state)},
             decision.round,
-            {"barrier": memory.to_plain(), "rule_state": dict(rule_state)},
+            {
+                "barrier": memory.to_plain(),
+                "rule_state": dict(rule_state),
+                "opinions": _opinions_to_plain(opinions),
+            },
         )
-        self.memory, self.rule_state = memory, rule_state
+        self.memory, self.rule_state, self._opinions = memory, rule_state, opinions
 
     def commit(
         self, round: Round, model: Digest, memory: Memory, metrics: Mapping[str, float]
     ) -> None:
-        """Persistence point 3: the round is over."""
+        """Persistence point 3: the round is over, and our whole history is signed with it."""
         models = [model, *self.models][:2]
         self._append(
             "commit",
-            {"model": model, "metrics": dict(metrics)},
+            {
+                "model": model,
+                "metrics": dict(metrics),
+                "heads": _heads_to_plain(self._witnessed),
+            },
             round,
             {"barrier": memory.to_plain(), "models": models},
+            sign=self._sign,
         )
         self.memory, self.models = memory, models
+
+    def told(self, peer: PeerName, opinion: Opinion) -> bool:
+        """What a peer says that it decided about an update of ours; true if that is news.
+
+        Only the first word on each update is recorded, and none on one before it: a peer that
+        changes its mind at every heartbeat must not fill our disk.
+        """
+        before = self._told.get(peer)
+        newer = self.offered
+        if before is not None and before.digest in newer:
+            newer = newer[: newer.index(before.digest)]
+        if opinion.digest not in newer:
+            return False
+        told = {**self._told, peer: opinion}
+        body = {"peer": peer, "opinion": asdict(opinion)}
+        self._append("told", body, self.memory.round, {"told": _opinions_to_plain(told)})
+        self._told = told
+        return True
 
     def settings(self, changes: Mapping[str, Any], *, certificate: str, agreement: Digest) -> None:
         """What an operator changed while the node runs; `certificate` is our own from now on."""
@@ -245,16 +319,25 @@ class Ledger:
         return [entry for entry in found.values() if "model" in entry]
 
     def _append(
-        self, kind: str, body: Mapping[str, Any], round: int, remember: Mapping[str, Any]
+        self,
+        kind: str,
+        body: Mapping[str, Any],
+        round: int,
+        remember: Mapping[str, Any],
+        *,
+        sign: Sign | None = None,
     ) -> None:
+        held = {"witnessed": _heads_to_plain(self._witnessed)} if self._witnessed_since else {}
         self._journal.append(
             kind,
             body,
             wall_ns=self._wall_ns(),
             lamport=self._stamp(),
             round=round,
-            remember=remember,
+            remember={**remember, **held},
+            sign=sign,
         )
+        self._witnessed_since = False
         self._on_record()
 
 
@@ -271,6 +354,29 @@ def _evidence_to_plain(evidence: Evidence) -> dict[str, Any]:
 
 def _evidence_from_plain(plain: Mapping[str, Any]) -> Evidence:
     return Evidence(_manifest_from_plain(plain["first"]), _manifest_from_plain(plain["second"]))
+
+
+def _opinion(round: Round, verdict: Verdict, digest: Digest) -> Opinion:
+    return Opinion(round, digest, verdict.accepted, str(verdict.reason))
+
+
+def _opinions_to_plain(opinions: Mapping[PeerName, Opinion]) -> dict[str, Any]:
+    return {peer: asdict(opinion) for peer, opinion in opinions.items()}
+
+
+def _opinions_from_plain(plain: Mapping[str, Any]) -> dict[PeerName, Opinion]:
+    return {PeerName(peer): Opinion(**opinion) for peer, opinion in plain.items()}
+
+
+def _heads_to_plain(heads: Mapping[PeerName, SignedHead]) -> dict[str, Any]:
+    return {
+        peer: {"seq": head.seq, "hash": head.hash, "signature": head.signature.hex()}
+        for peer, head in heads.items()
+    }
+
+
+def _head_from_plain(plain: Mapping[str, Any]) -> SignedHead:
+    return SignedHead(plain["seq"], plain["hash"], bytes.fromhex(plain["signature"]))
 
 
 def _manifest_to_plain(signed: SignedManifest) -> dict[str, Any]:

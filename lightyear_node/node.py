@@ -193,6 +193,7 @@ class Node:
             stamp=lambda: self._conversation.stamp(),
             find=self._archive.find,
             on_record=observer.metrics.records.inc,
+            sign=lambda seq, hash: self._home.identity.sign_head(facts.federation, seq, hash),
         )
         self._archive.restore(self._ledger.seen)
         self._conversation = Conversation(
@@ -212,6 +213,9 @@ class Node:
             initial_model=initial.digest,
             rule=home.rule.name,
             about={
+                "site": home.us,
+                "federation": facts.federation,
+                "signing_key": home.identity.certificate.signing_key.hex(),
                 "boot_id": facts.boot_id,
                 "version": __version__,
                 "agreement": facts.agreement,

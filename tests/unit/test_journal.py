@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightyear_node.errors import JournalCorrupt, StoreError
-from lightyear_node.journal import FIRST_HASH, Journal, peek
+from lightyear_node.journal import FIRST_HASH, Journal, peek, reading
+from lightyear_node.records import Digest, SignedHead
 
 
 def fill(journal: Journal, count: int = 5) -> None:
@@ -60,6 +61,9 @@ ALTERATIONS: list[tuple[str, int]] = [
     ("UPDATE records SET body = '{\"number\":9}' WHERE seq = 2", 2),
     ("UPDATE records SET lamport = lamport + 1 WHERE seq = 3", 3),
     ("UPDATE records SET kind = 'other' WHERE seq = 5", 5),
+    ("UPDATE records SET body = 'no JSON' WHERE seq = 2", 2),
+    ("UPDATE records SET body = '{\"number\": 1}' WHERE seq = 2", 2),
+    ("UPDATE records SET wall_ns = 'soon' WHERE seq = 4", 4),
     ("DELETE FROM records WHERE seq = 2", 3),
     ("DELETE FROM records WHERE seq = 1", 2),
     ("UPDATE records SET seq = 99 WHERE seq = 5", 99),
@@ -126,3 +130,66 @@ def test_peeking_into_rubbish_is_told_as_such(tmp_path: Path) -> None:
     path.write_bytes(b"this is no journal" * 100)
     with pytest.raises(JournalCorrupt, match="cannot be read"):
         peek(path)
+
+
+def signed(seq: int, hash: Digest) -> SignedHead:
+    return SignedHead(seq, hash, f"{seq}".encode())
+
+
+def test_a_signature_comes_with_its_record_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path)
+    assert journal.signed_head is None
+    fill(journal, 1)
+    assert journal.signed_head is None
+    record = journal.append("event", {}, wall_ns=1, lamport=30, round=1, sign=signed)
+    assert journal.signed_head == SignedHead(2, Digest(record.hash), b"2")
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("CREATE TRIGGER full BEFORE INSERT ON heads BEGIN SELECT RAISE(ABORT, 'full'); END")
+    with pytest.raises(StoreError, match="full"):
+        journal.append("event", {}, wall_ns=1, lamport=31, round=2, sign=signed)
+    db.execute("DROP TRIGGER full")
+    db.close()
+    fill(journal, 1)
+    journal.close()
+    again = Journal(path)
+    assert again.signed_head == SignedHead(2, Digest(record.hash), b"2")
+    assert (again.length, again.hash_of(2), again.hash_of(4)) == (3, record.hash, None)
+    assert again.first_bad_record() is None
+
+
+def test_a_journal_of_an_earlier_version_opens_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path)
+    fill(journal)
+    journal.close()
+    with sqlite3.connect(path, isolation_level=None) as db:
+        db.execute("DROP TABLE heads")
+        db.execute("DROP TABLE newest")
+    db.close()
+    with reading(path) as copy:
+        assert (copy.heads, copy.newest) == ({}, None)
+        assert len(list(copy.rows())) == 5
+    again = Journal(path)
+    again.append("event", {}, wall_ns=1, lamport=30, round=1, sign=signed)
+    assert again.first_bad_record() is None
+    with reading(path) as copy:
+        assert (list(copy.heads), copy.newest) == ([6], (6, again.head))
+
+
+@pytest.mark.parametrize(
+    "alteration",
+    ["DELETE FROM records WHERE seq >= 4", "UPDATE records SET hash = 'x' WHERE seq = 5"],
+)
+def test_a_journal_that_was_cut_short_is_not_continued(tmp_path: Path, alteration: str) -> None:
+    """The next record would cover it up."""
+    path = tmp_path / "journal.db"
+    journal = Journal(path)
+    fill(journal)
+    journal.close()
+    with sqlite3.connect(path, isolation_level=None) as db:
+        db.execute(alteration)
+    db.close()
+    with pytest.raises(JournalCorrupt, match=r"last record was number 5.*cut short") as caught:
+        Journal(path)
+    assert "audit verify" in str(caught.value.hint)

@@ -12,8 +12,20 @@ import pytest
 from lightyear_node.barrier import Cause, Decision, Memory
 from lightyear_node.errors import ConfigError, StoreError
 from lightyear_node.journal import Journal
-from lightyear_node.ledger import Ledger
-from lightyear_node.records import Digest, Generation, PeerName, Reason, Round, Verdict
+from lightyear_node.ledger import Ledger, Work
+from lightyear_node.records import (
+    Digest,
+    Generation,
+    Manifest,
+    Opinion,
+    PeerName,
+    Reason,
+    Round,
+    SignedHead,
+    SignedManifest,
+    Update,
+    Verdict,
+)
 
 FIRST = {"alpha": {"b": 4}, "beta": {"b": 3}, "blocked": []}
 SECOND = {"alpha": {"b": 4}, "beta": {"b": 4}, "blocked": ["b"]}
@@ -26,16 +38,32 @@ class Book:
         self.path = path
         self.journal = Journal(path)
         stamps = itertools.count(self.journal.lamport + 1)
-        self.ledger = Ledger(self.journal, wall_ns=lambda: 0, stamp=lambda: next(stamps))
+        self.ledger = Ledger(
+            self.journal, wall_ns=lambda: 0, stamp=lambda: next(stamps), sign=signed_head
+        )
         given: dict[str, Any] = {"schema": Digest("s"), "initial_model": Digest("m"), **terms}
         self.ledger.start(rule=rule, about={}, **given)
 
     def decide(self, round: int, state: dict[str, Any]) -> None:
         self.ledger.decide(*decided(round), state)
 
+    def commit(self, round: int) -> None:
+        self.ledger.commit(Round(round), Digest("m"), Memory(Generation(0), Round(round + 1)), {})
+
+    def seal(self, digest: str) -> None:
+        update = Update(PeerName("a"), Generation(0), Round(0), Digest(digest))
+        manifest = Manifest("ward", update, 1, Digest("s"), 1, 1)
+        work = Work(Digest(digest), Digest(digest), Digest("c"), 1, 1, {})
+        memory = Memory(Generation(0), Round(0), announced=update)
+        self.ledger.seal(update, memory, work, SignedManifest(manifest, b""))
+
     def reopened(self, rule: str = "afa", **terms: Any) -> Book:
         self.journal.close()
         return Book(self.path, rule, **terms)
+
+
+def signed_head(seq: int, hash: Digest) -> SignedHead:
+    return SignedHead(seq, hash, seq.to_bytes(4, "big"))
 
 
 def decided(round: int) -> tuple[Decision, Memory]:
@@ -120,3 +148,72 @@ def test_changed_settings_are_recorded_and_change_no_memory(book: Book) -> None:
     assert record.body == {"removed": ["b"], "certificate": "SHA256:x", "agreement": "d"}
     assert again.journal.first_bad_record() is None
     assert again.journal.memory() == kept
+
+
+def test_every_completed_round_is_signed(book: Book) -> None:
+    assert book.ledger.head is None
+    book.decide(0, FIRST)
+    assert book.ledger.head is None
+    book.commit(0)
+    head = book.ledger.head
+    assert head == signed_head(3, Digest(book.journal.head))
+    book.decide(1, FIRST)
+    again = book.reopened()
+    assert again.ledger.head == head
+    again.commit(1)
+    assert again.ledger.head == signed_head(6, Digest(again.journal.head))
+
+
+def test_peers_heads_are_written_with_the_next_record(book: Book) -> None:
+    first, second = (SignedHead(seq, Digest("ab"), b"s") for seq in (4, 9))
+    b, c = PeerName("b"), PeerName("c")
+    length = book.ledger.length
+    book.ledger.witness(b, first)
+    assert book.ledger.length == length
+    book = book.reopened()  # which records a start, but in another life
+    assert book.ledger.witnessed == {}
+    book.ledger.witness(b, first)
+    book.ledger.witness(c, first)
+    book.ledger.witness(b, second)
+    book.commit(0)
+    [commit] = book.journal.records("commit")
+    assert {peer: head["seq"] for peer, head in commit.body["heads"].items()} == {"b": 9, "c": 4}
+    book = book.reopened()
+    assert book.ledger.witnessed == {b: second, c: first}
+    book.ledger.witness(c, None)
+    book.commit(1)
+    assert book.reopened().ledger.witnessed == {b: second}
+
+
+def test_what_we_think_of_a_peer_has_no_score_and_survives(book: Book) -> None:
+    b = PeerName("b")
+    assert book.ledger.opinion_of(b) is None
+    book.decide(3, FIRST)
+    book = book.reopened()
+    assert book.ledger.opinion_of(b) == Opinion(Round(3), Digest("d"), False, "outlier")
+    assert book.ledger.opinion_of(PeerName("c")) is None
+    # A round in which it delivered nothing says nothing about its last update.
+    missing = Verdict(b, False, Reason.TIMEOUT)
+    decision = Decision(Round(4), Cause.GRACE, "grace is over", (), (missing,))
+    book.ledger.decide(decision, Memory(Generation(0), Round(4)), {})
+    assert book.ledger.opinion_of(b) == Opinion(Round(3), Digest("d"), False, "outlier")
+
+
+def test_what_a_peer_thinks_of_us_is_recorded_once(book: Book) -> None:
+    b = PeerName("b")
+    book.seal("ours")
+    no = Opinion(Round(0), Digest("ours"), False, "too_far")
+    assert book.ledger.told(b, no)
+    assert not book.ledger.told(b, no)
+    assert not book.ledger.told(b, Opinion(Round(1), Digest("ours"), True, "ok"))
+    assert not book.ledger.told(b, Opinion(Round(0), Digest("of nobody"), True, "ok"))
+    book = book.reopened()
+    assert not book.ledger.told(b, no)
+    book.seal("next")
+    assert book.ledger.told(b, Opinion(Round(1), Digest("next"), True, "ok"))
+    assert not book.ledger.told(b, no)
+    told = [record.body for record in book.journal.records("told")]
+    assert [(one["peer"], one["opinion"]["reason"]) for one in told] == [
+        ("b", "too_far"),
+        ("b", "ok"),
+    ]
