@@ -225,6 +225,11 @@ class Journal:
 class Copy:
     """A journal at one moment, read as it stands and not as it should be."""
 
+    before = FIRST_HASH
+    first_seq = 1
+    site = federation = None
+    """Both are in its records."""
+
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self.memory: Mapping[str, str] = dict(db.execute("SELECT key, value FROM memory"))
@@ -244,6 +249,10 @@ class Copy:
         for row in self._db.execute(f"SELECT * FROM records {wanted} ORDER BY seq", values):
             yield Row(*row)
 
+    def hash_of(self, seq: int) -> str | None:
+        found = self._db.execute("SELECT hash FROM records WHERE seq = ?", (seq,)).fetchone()
+        return str(found[0]) if found else None
+
 
 @contextmanager
 def reading(path: Path, *, thoroughly: bool = False) -> Iterator[Copy]:
@@ -256,6 +265,8 @@ def reading(path: Path, *, thoroughly: bool = False) -> Iterator[Copy]:
     address = f"{path.absolute().as_uri()}?mode=ro" + ("" if in_use else "&immutable=1")
     try:
         with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as db:
+            # What is no text is not ours either, and its hash will say so.
+            db.text_factory = lambda stored: stored.decode(errors="replace")
             db.execute("BEGIN")  # from here on all queries see the same moment
             if thoroughly:
                 sound = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
