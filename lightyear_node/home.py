@@ -176,7 +176,7 @@ def load_home(
             f" but it says `{identity.name}`"
         )
     certificates = {
-        PeerName(peer.name): _certificates(peers_file, peer) for peer in agreement.peers
+        PeerName(peer.name): pinned_certificates(peers_file, peer) for peer in agreement.peers
     }
     return Home(directory, site, agreement, identity, certificates, peers_file)
 
@@ -191,7 +191,7 @@ def _check_overrides(path: Path, site: Site, agreement: Agreement) -> None:
         )
 
 
-def _certificates(peers_file: Path, peer: Peer) -> tuple[Certificate, ...]:
+def pinned_certificates(peers_file: Path, peer: Peer) -> tuple[Certificate, ...]:
     hint = f"add {peer.name} again with `lightyear-node peers add`"
     found = []
     for text in peer.certificate:

@@ -20,12 +20,13 @@ from datetime import datetime
 from pathlib import Path
 
 from lightyear_node.conversation import PROTOCOL_VERSION
-from lightyear_node.errors import LightyearError
+from lightyear_node.errors import LightyearError, PeerError, PeerUnreachable
 from lightyear_node.home import Home, State
 from lightyear_node.journal import peek
 from lightyear_node.learner import Learner, OpenedModel
 from lightyear_node.observe.admin import NotRunning, ask
-from lightyear_node.records import Check, Digest, Hello, Mark, PeerName, Round
+from lightyear_node.records import Check, Digest, Hello, Mark, PeerName, Reason, Round, SignedHead
+from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.diagnose import (
     EXPIRY_WARNING,
     UNKNOWN_DIGEST,
@@ -34,6 +35,7 @@ from lightyear_node.transport.diagnose import (
     cannot_be_asked,
     diagnose,
 )
+from lightyear_node.transport.lines import Direct
 from lightyear_node.transport.look import Door
 from lightyear_node.worker.handle import Worker
 
@@ -234,19 +236,7 @@ async def ask_peers(
     tell: Callable[[Diagnosis], None],
 ) -> list[Diagnosis]:
     """All at the same time; `tell` hears of each as soon as it is done."""
-    hello = Hello(
-        version_min=PROTOCOL_VERSION,
-        version_max=PROTOCOL_VERSION,
-        federation=home.agreement.federation,
-        agreement=home.agreement.digest(),
-        schema=model.schema,
-        initial_model=model.initial_model,
-        round=Round(0),
-        boot_id="check",
-        wall_time_ns=time.time_ns(),
-        lamport=0,
-        probe=True,
-    )
+    hello = _greeting(home, model)
     question = Question(hello, home.identity, time.time_ns, now, timeout_s)
     addresses = {peer.name: peer.address for peer in home.agreement.peers}
 
@@ -264,6 +254,55 @@ async def ask_peers(
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(one(peer)) for peer in peers]
     return [task.result() for task in asked]
+
+
+async def ask_for_heads(
+    home: Home, peers: Sequence[PeerName], model: OurModel, *, timeout_s: float
+) -> dict[PeerName, SignedHead | PeerError | None]:
+    """The newest head of our journal that each of these peers holds; they go on undisturbed.
+
+    None for a peer that holds none, an error for one that could not be asked.
+    """
+    addresses = {peer.name: peer.address for peer in home.agreement.peers}
+    greeting = _greeting(home, model)
+
+    async def one(peer: PeerName) -> SignedHead | PeerError | None:
+        address = addresses[peer]
+        if address is None:
+            about = "it has no address, and cannot be asked from here"
+            return PeerUnreachable(peer, Reason.UNREACHABLE, about)
+        client = PeerClient(peer, Direct(peer, address, home.certificates[peer], home.identity))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return (await client.hello(greeting)).your_head
+        except TimeoutError:
+            about = f"no answer within {timeout_s:g} s"
+            return PeerUnreachable(peer, Reason.TIMEOUT, about)
+        except PeerError as problem:
+            return problem
+        finally:
+            await client.close()
+
+    async with asyncio.TaskGroup() as group:
+        asked = {peer: group.create_task(one(peer)) for peer in peers}
+    return {peer: task.result() for peer, task in asked.items()}
+
+
+def _greeting(home: Home, model: OurModel) -> Hello:
+    """A question, which leaves no trace at the peer."""
+    return Hello(
+        version_min=PROTOCOL_VERSION,
+        version_max=PROTOCOL_VERSION,
+        federation=home.agreement.federation,
+        agreement=home.agreement.digest(),
+        schema=model.schema,
+        initial_model=model.initial_model,
+        round=Round(0),
+        boot_id="check",
+        wall_time_ns=time.time_ns(),
+        lamport=0,
+        probe=True,
+    )
 
 
 def _state_dir(home: Home) -> Path:

@@ -24,6 +24,12 @@ app = typer.Typer(
 )
 peers_app = typer.Typer(help="The sites of the federation.", no_args_is_help=True)
 app.add_typer(peers_app, name="peers")
+rounds_app = typer.Typer(help="What happened here, round by round.", no_args_is_help=True)
+app.add_typer(rounds_app, name="rounds")
+audit_app = typer.Typer(
+    help="This site's record: does it hold, and do others agree?", no_args_is_help=True
+)
+app.add_typer(audit_app, name="audit")
 
 _debug = False
 
@@ -50,7 +56,18 @@ def _options(
 
 def main() -> None:
     # Each registers its commands.
-    from lightyear_node.cli import check, demo, keys, lab, operate, renew, run, watch  # noqa: F401
+    from lightyear_node.cli import (  # noqa: F401
+        audit,
+        check,
+        demo,
+        keys,
+        lab,
+        operate,
+        renew,
+        rounds,
+        run,
+        watch,
+    )
 
     try:
         app()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ListFormat(StrEnum):
+    """For what may be many lines."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
 HomeOption = Annotated[
     Path,
     typer.Option(
@@ -29,6 +38,16 @@ HomeOption = Annotated[
 ]
 PeersOption = Annotated[Path, typer.Option("--peers", help="The federation's peers.yaml.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+
+ListFormatOption = Annotated[
+    ListFormat, typer.Option("--format", help="How to print the result; jsonl is an object a line.")
+]
+
+
+def print_lines(rows: Iterable[Any]) -> None:
+    """Without the envelope: each line is for itself."""
+    for row in rows:
+        typer.echo(json.dumps(row))
 
 
 def print_json(data: Any) -> None:

@@ -1,0 +1,337 @@
+"""`audit`: does this site's record still say what was written, and do other sites' agree?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lightyear_node.cli import audit_app
+from lightyear_node.cli.common import (
+    HomeOption,
+    ListFormat,
+    ListFormatOption,
+    print_json,
+    print_lines,
+    state_dir_of,
+)
+from lightyear_node.records import PeerName
+
+if TYPE_CHECKING:
+    from lightyear_node.audit.verify import Audit, Source
+    from lightyear_node.errors import PeerError
+    from lightyear_node.identity import Certificate
+    from lightyear_node.records import SignedHead
+
+    Answers = dict[PeerName, SignedHead | PeerError | None]
+
+EXIT_BAD = 3
+
+
+class ExportFormat(StrEnum):
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+PeersChoice = Annotated[
+    Path | None,
+    typer.Option(
+        "--peers",
+        help="peers.yaml: ask every reachable peer for the head it holds of this site's journal;"
+        " with --export, the site's certificate is taken from it instead.",
+    ),
+]
+
+
+@audit_app.command("verify")
+def verify(
+    home: HomeOption = Path(),
+    peers: PeersChoice = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Verify this export, or copy of a state directory, instead."),
+    ] = None,
+    certificate: Annotated[
+        list[Path] | None,
+        typer.Option(help="A certificate (PEM) whose signing key counts, too; repeatable."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for each peer.", min=0.1, max=60)
+    ] = 5.0,
+    format: ListFormatOption = ListFormat.TABLE,
+) -> None:
+    """Follow hashes and signatures to the first record that does not hold; 3 if there is one."""
+    from lightyear_node.audit.export import opened
+    from lightyear_node.audit.verify import verify as follow
+
+    where = export or state_dir_of(home)
+    held: Answers = {}
+    if peers is not None and export is None:
+        # Before our own journal is read, which may grow meanwhile.
+        held = _ask(home, peers, timeout)
+    with opened(where, thoroughly=True) as source:
+        site = follow(source, []).site if export else None
+        pinned = _certificates(home, export, site, peers, certificate)
+        keys = [one.signing_key for one in pinned]
+        audit = follow(source, keys)
+        asked = [_claimed(source, audit, peer, head, keys) for peer, head in held.items()]
+    ok = audit.finding is None and all(one["ok"] is not False for one in asked)
+    data = {"ok": ok, **_plain(audit), "peers": asked}
+    if format is ListFormat.JSON:
+        print_json(data)
+    elif format is ListFormat.JSONL:
+        print_lines([data])
+    else:
+        _print_audit(where, audit, asked, signatures=bool(keys))
+    if not ok:
+        raise typer.Exit(EXIT_BAD)
+
+
+@audit_app.command("head")
+def head(home: HomeOption = Path(), format: ListFormatOption = ListFormat.TABLE) -> None:
+    """The newest signed head: a number and a hash that stand for the whole record before them."""
+    from lightyear_node.audit.export import opened
+    from lightyear_node.errors import ConfigError
+
+    with opened(state_dir_of(home)) as source:
+        heads = source.heads
+    if not heads:
+        raise ConfigError(
+            "nothing has been signed here yet", hint="the first completed round is signed"
+        )
+    seq = max(heads)
+    hash, signature = heads[seq]
+    data = {"seq": seq, "hash": hash, "signature": signature}
+    if format is ListFormat.JSON:
+        print_json(data)
+    elif format is ListFormat.JSONL:
+        print_lines([data])
+    else:
+        typer.echo(f"{seq}\t{hash}\t{signature}")
+
+
+@audit_app.command("export")
+def export_record(
+    home: HomeOption = Path(),
+    format: Annotated[
+        ExportFormat, typer.Option("--format", help="jsonl, or csv for spreadsheets.")
+    ] = ExportFormat.JSONL,
+    from_round: Annotated[int | None, typer.Option(help="From this round on.", min=0)] = None,
+    to_round: Annotated[int | None, typer.Option(help="Up to this round.", min=0)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; else to the screen.")
+    ] = None,
+) -> None:
+    """Write the record with its hashes and signatures, so that it can be verified elsewhere."""
+    import io
+
+    from lightyear_node.audit.export import lines_of, opened, write_csv, write_jsonl
+    from lightyear_node.errors import ConfigError, StoreError
+
+    write = write_csv if format is ExportFormat.CSV else write_jsonl
+    text = io.StringIO(newline="")
+    with opened(state_dir_of(home)) as source:
+        count = write(lines_of(source, from_round, to_round), text)
+    if not count:
+        raise ConfigError(
+            "there are no records of these rounds",
+            hint="`lightyear-node rounds list` says which there are",
+        )
+    if output is None:
+        typer.echo(text.getvalue(), nl=False)
+        return
+    try:
+        output.write_text(text.getvalue(), encoding="utf-8", newline="")
+    except OSError as problem:
+        raise StoreError(
+            f"{output} cannot be written: {problem.strerror}", hint="name another file with -o"
+        ) from None
+    typer.echo(f"{output}: {count} records", err=True)
+
+
+@audit_app.command("compare")
+def compare(
+    first: Annotated[Path, typer.Argument(help="One site's export or state directory.")],
+    second: Annotated[Path, typer.Argument(help="Another's.")],
+    format: ListFormatOption = ListFormat.TABLE,
+) -> None:
+    """Do two sites' records of the same rounds agree?  Says where they first differ; then 3."""
+    from lightyear_node.audit.compare import compare as side_by_side
+    from lightyear_node.audit.export import opened
+    from lightyear_node.errors import LightyearError
+
+    with opened(_state_in(first)) as left, opened(_state_in(second)) as right:
+        found = side_by_side(left, right, (str(first), str(second)))
+    different = found.first
+    if different is None and not found.updates + found.heads:
+        raise LightyearError(
+            f"{found.sites[0]} and {found.sites[1]} have no update in common: nothing was compared",
+            hint="give records of the same rounds; each has to reach to the end of a round",
+        )
+    data = {**asdict(found), "ok": different is None, "first": different and asdict(different)}
+    if format is ListFormat.JSON:
+        print_json(data)
+    elif format is ListFormat.JSONL:
+        print_lines([data])
+    elif different is None:
+        typer.echo(
+            f"{found.sites[0]} and {found.sites[1]} agree: {found.rounds} rounds,"
+            f" {found.updates} updates and {found.heads} heads compared"
+            + (f"; {found.uncovered} are in one record only" if found.uncovered else "")
+        )
+    else:
+        typer.echo(f"they differ: {different.about}")
+        typer.echo(f"  what it means: {different.advice}")
+        if len(found.differences) > 1:
+            typer.echo(f"  and {len(found.differences) - 1} more, in this round or later")
+    if different is not None:
+        raise typer.Exit(EXIT_BAD)
+
+
+def _state_in(path: Path) -> Path:
+    """A node's folder stands for the state directory that its settings name."""
+    from lightyear_node.config import NODE_FILE
+
+    return state_dir_of(path) if (path / NODE_FILE).exists() else path
+
+
+def _certificates(
+    home: Path,
+    export: Path | None,
+    site: str | None,
+    peers: Path | None,
+    given: Sequence[Path] | None,
+) -> list[Certificate]:
+    """Whose signing keys count: our own certificate's, or those given with somebody's export."""
+    from lightyear_node.config import NODE_FILE, load_site
+
+    paths = list(given or [])
+    if export is None:
+        keys_dir = load_site(home / NODE_FILE, os.environ).keys_dir
+        paths.append(home / keys_dir / "tls.crt")
+    found = [_certificate(path) for path in paths]
+    if export is not None and peers is not None:
+        found += _pinned(peers, site)
+    return found
+
+
+def _certificate(path: Path) -> Certificate:
+    import ssl
+
+    from lightyear_node.errors import ConfigError
+    from lightyear_node.identity import CERTIFICATE_BYTES_MAX, Certificate
+
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            pem = file.read(CERTIFICATE_BYTES_MAX * 2)
+        der = ssl.PEM_cert_to_DER_cert(pem.strip())
+    except OSError as problem:
+        raise ConfigError(
+            f"{path} cannot be read: {problem.strerror}",
+            hint="signatures are verified with the site's certificate: give it with --certificate"
+            " together with --export",
+        ) from None
+    except ValueError:
+        raise ConfigError(
+            f"{path} is no certificate", hint="give the site's keys/tls.crt, as `init` made it"
+        ) from None
+    return Certificate.parse(der)
+
+
+def _pinned(peers: Path, site: str | None) -> list[Certificate]:
+    from lightyear_node.config import load_agreement
+    from lightyear_node.errors import ConfigError
+    from lightyear_node.home import pinned_certificates
+
+    agreement = load_agreement(peers)
+    peer = next((one for one in agreement.peers if one.name == site), None)
+    if peer is None:
+        names = ", ".join(one.name for one in agreement.peers)
+        raise ConfigError(f"{peers} has no peer `{site}`", hint=f"it has: {names}")
+    return list(pinned_certificates(peers, peer))
+
+
+def _ask(home: Path, peers: Path, timeout_s: float) -> Answers:
+    """What each peer holds of our journal."""
+    import asyncio
+    from datetime import UTC, datetime
+
+    from lightyear_node.home import load_home
+    from lightyear_node.preflight import ask_for_heads, remembered_model
+
+    now = datetime.now(UTC)
+    ours = load_home(home, peers, environment=os.environ, flags={}, now=now)
+    model = remembered_model(ours)
+    return asyncio.run(ask_for_heads(ours, ours.others, model, timeout_s=timeout_s))
+
+
+def _claimed(
+    source: Source,
+    audit: Audit,
+    peer: PeerName,
+    held: SignedHead | PeerError | None,
+    keys: Sequence[bytes],
+) -> dict[str, Any]:
+    """Whether what a peer holds is still there; None where that cannot be said."""
+    from lightyear_node.audit.verify import claim
+    from lightyear_node.errors import PeerError
+    from lightyear_node.identity import verify_head
+
+    ok: bool | None = None
+    site, federation = PeerName(audit.site or ""), audit.federation or ""
+    if isinstance(held, PeerError):
+        about = f"could not be asked: {str(held).removeprefix(f'{peer}: ')}"
+    elif held is None:
+        about = "holds no head of our journal yet"
+    elif not any(verify_head(held, federation, site, key) for key in keys):
+        about = f"says it holds record {held.seq}, but that head was not signed here"
+    else:
+        length = max((row.seq for row in source.rows()), default=0)
+        problem = claim(peer, held, length=length, found=source.hash_of(held.seq))
+        ok = problem is None
+        about = problem or f"holds record {held.seq}, which is in our journal as it was then"
+    return {"peer": peer, "ok": ok, "about": about}
+
+
+def _plain(audit: Audit) -> dict[str, Any]:
+    return {
+        "site": audit.site,
+        "federation": audit.federation,
+        "records": audit.last_seq - audit.first_seq + 1,
+        "rounds": audit.rounds,
+        "signed": audit.signed,
+        "head": {"seq": audit.last_seq, "hash": audit.hash},
+        "finding": asdict(audit.finding) if audit.finding else None,
+    }
+
+
+def _print_audit(
+    where: Path, audit: Audit, asked: Sequence[dict[str, Any]], *, signatures: bool
+) -> None:
+    from lightyear_node.audit.verify import RESTORE
+
+    finding = audit.finding
+    if finding is not None:
+        when = "" if finding.round is None else f", in or after round {finding.round}"
+        typer.echo(f"bad: {finding.about}{when}")
+        typer.echo(f"  what to do: {finding.advice}")
+        if audit.last_seq >= audit.first_seq:
+            typer.echo(f"  records {audit.first_seq} to {audit.last_seq} hold")
+    else:
+        checked = f"{audit.signed} of them with a verified signature"
+        typer.echo(
+            f"{where}: records {audit.first_seq} to {audit.last_seq} of {audit.site} hold;"
+            f" {audit.rounds} completed rounds,"
+            f" {checked if signatures else 'signatures not checked (give --certificate)'}"
+        )
+        typer.echo(f"  head: {audit.last_seq} {audit.hash}")
+    signs = {True: "✓", False: "✗", None: "–"}
+    for one in asked:
+        typer.echo(f"  {signs[one['ok']]} {one['peer']}: {one['about']}")
+    if any(one["ok"] is False for one in asked):
+        typer.echo(f"  what to do: {RESTORE}")

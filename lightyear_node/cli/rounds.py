@@ -1,0 +1,208 @@
+"""`rounds` and `explain`: what happened in a round, from the record; a node may run or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lightyear_node.cli import app, rounds_app
+from lightyear_node.cli.common import (
+    HomeOption,
+    ListFormat,
+    ListFormatOption,
+    print_json,
+    print_lines,
+    state_dir_of,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lightyear_node.audit.rounds import RoundEntry
+
+WIDTH = 160
+"""Of tables that are not printed to a terminal."""
+_FATES = {
+    "accepted": ("✓ accepted", "green"),
+    "rejected": ("✗ rejected", "red"),
+    "missing": ("– missing", "yellow"),
+}
+
+
+@rounds_app.command("list")
+def list_rounds(home: HomeOption = Path(), format: ListFormatOption = ListFormat.TABLE) -> None:
+    """Every recorded round: when and how it ended, and how many updates were merged."""
+    from rich.table import Table
+
+    entries = [entry.summary() for entry in _recorded(home).values()]
+    if format is ListFormat.JSONL:
+        print_lines(entries)
+    elif format is ListFormat.JSON:
+        print_json(entries)
+    else:
+        table = Table("round", "time", "state", "closed", "✓", "✗", "–", "model", box=None)
+        table.add_column("before → after merging")
+        for entry in entries:
+            names = ("round", "time", "state", "cause", "accepted", "rejected", "missing")
+            cells = ["" if entry[name] is None else str(entry[name]) for name in names]
+            table.add_row(*cells, (entry["model"] or "")[:12], _change(entry))
+        _console().print(table)
+
+
+@rounds_app.command("show")
+def show(
+    number: Annotated[int, typer.Argument(help="The round, counted from 0.", min=0)],
+    home: HomeOption = Path(),
+    format: ListFormatOption = ListFormat.TABLE,
+) -> None:
+    """One round: our own update, every peer's verdict, and what was merged."""
+    from lightyear_node.audit.rounds import the_round
+
+    entry = the_round(_recorded(home), number)
+    if format is not ListFormat.TABLE:
+        _print_one(entry.to_plain(), format)
+        return
+    _show(_console(), entry)
+
+
+@app.command()
+def explain(
+    round: Annotated[int, typer.Option("--round", help="The round, counted from 0.", min=0)],
+    peer: Annotated[str, typer.Option("--peer", help="The site, by its name in peers.yaml.")],
+    home: HomeOption = Path(),
+    format: ListFormatOption = ListFormat.TABLE,
+) -> None:
+    """Why a peer's update was used in a round, or was not: every number beside its limit."""
+    from lightyear_node.audit.rounds import explained, the_round
+
+    data = explained(the_round(_recorded(home), round), peer)
+    if format is not ListFormat.TABLE:
+        _print_one(data, format)
+        return
+    _explain(_console(), data)
+
+
+def _recorded(home: Path) -> dict[int, RoundEntry]:
+    """What is sound of the record: what somebody has altered is not told as if it had happened."""
+    from lightyear_node.audit.export import opened
+    from lightyear_node.audit.rounds import rounds_of
+    from lightyear_node.journal import unchained
+
+    with opened(state_dir_of(home)) as source:
+        rows = list(source.rows())
+    bad = next(unchained(rows), None)
+    if bad is not None:
+        rows = rows[: rows.index(bad)]
+        typer.echo(
+            f"record {bad.seq} does not fit to the one before it: what comes after is left out;"
+            " `lightyear-node audit verify` says more",
+            err=True,
+        )
+    return rounds_of(rows)
+
+
+def _show(console: Console, entry: RoundEntry) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from lightyear_node.audit.rounds import merge_words
+
+    data = entry.to_plain()
+    _title(console, f"round {data['round']}", f"{data['state']}, {data['time']}")
+    update = data["update"] or {}
+    _line(console, "our update", f"{update.get('digest', 'not sealed yet')}")
+    if data["why"]:
+        _line(console, "closed", f"{data['why']} ({data['cause']})")
+    for words in merge_words(entry):
+        _line(console, "merge", words)
+    _line(console, "our model", _change(data))
+    _line(console, "model", data["model"] or "not merged yet")
+    table = Table("peer", "verdict", "reason", "score", "weight", "update", box=None)
+    for verdict in data["verdicts"]:
+        table.add_row(
+            Text(verdict["peer"]),
+            Text(*_FATES[verdict["fate"]]),
+            verdict["reason"],
+            _number(verdict["score"]),
+            f"{verdict['weight']:.3f}",
+            (verdict["digest"] or "")[:12],
+        )
+    console.print(table)
+    for other in data["others"]:
+        _line(console, other["kind"], f"record {other['seq']}: {other['body']}")
+
+
+def _explain(console: Console, data: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    mark, colour = _FATES[data["fate"]]
+    _title(console, f"round {data['round']}, {data['peer']}:", "")
+    console.print(Text(f"  {mark} ({data['reason']})", style=colour))
+    _line(console, "why", data["about"])
+    _line(console, "what to do", data["advice"])
+    _line(console, "score", _number(data["score"]) or "none: it was not measured")
+    _line(console, "threshold", _number(data["threshold"]) or "none")
+    for check in data["guard"]:
+        limit = ""
+        if check["limit"] is not None:
+            limit = f", {'at most' if check['at_most'] else 'at least'} {_number(check['limit'])}"
+        sign = {True: " ✓", False: " ✗", None: ""}[check["holds"]]
+        words = f"{_number(check['value'])}{limit}{sign}   {check['meaning']}"
+        _line(console, check["name"], words)
+    _line(console, "weight", f"{data['weight']:.4f} of the merged model")
+    update = data["digest"] or "none was here"
+    if data["update_round"] is not None:
+        update += f" (generation {data['generation']}, round {data['update_round']})"
+    _line(console, "update", update)
+    _line(console, "closed", f"{data['why']}: {data['cause_about']}")
+    for words in data["merge"]:
+        _line(console, "merge", words)
+    _line(console, "our model", _change(data))
+    _line(console, "model", data["model"] or "not merged yet")
+    records = ", ".join(f"{kind} {seq}" for kind, seq in data["records"].items())
+    _line(console, "records", f"{records}; {data['time']}")
+
+
+def _print_one(data: Mapping[str, Any], format: ListFormat) -> None:
+    if format is ListFormat.JSON:
+        print_json(data)
+    else:
+        print_lines([data])
+
+
+def _console() -> Console:
+    import sys
+
+    from rich.console import Console
+
+    # A file or a program gets whole lines; a terminal has its own width.
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
+
+
+def _title(console: Console, name: str, about: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(name, style="bold").append(f" {about}".rstrip(), style="not bold"))
+
+
+def _line(console: Console, name: str, words: str) -> None:
+    from rich.text import Text
+
+    console.print(
+        Text(f"  {name:<11} ", style="dim").append(words, style="not dim"), soft_wrap=True
+    )
+
+
+def _change(data: Mapping[str, Any]) -> str:
+    """Each of our own measurements before merging and after it."""
+    before, after = data["before"], data["after"]
+    names = dict.fromkeys((*before, *after))
+    pairs = ((name, _number(before.get(name)), _number(after.get(name))) for name in names)
+    return ", ".join(f"{name} {old or '?'} → {new or '?'}" for name, old, new in pairs)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
