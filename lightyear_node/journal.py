@@ -112,11 +112,13 @@ class Journal:
             if sound != "ok":
                 raise sqlite3.DatabaseError(sound)
             self._db.executescript(_SCHEMA)
+            self._db.execute("BEGIN")  # all of one moment, should somebody else be writing
             last = self._db.execute(
                 "SELECT seq, hash, lamport FROM records ORDER BY seq DESC LIMIT 1"
             ).fetchone()
             newest = self._db.execute("SELECT seq, hash FROM newest").fetchone()
             head = self._db.execute("SELECT * FROM heads ORDER BY seq DESC LIMIT 1").fetchone()
+            self._db.execute("COMMIT")
             self.signed_head = (
                 SignedHead(head[0], head[1], bytes.fromhex(head[2])) if head else None
             )

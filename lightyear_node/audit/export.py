@@ -216,7 +216,11 @@ def opened(path: Path, *, thoroughly: bool = False) -> Iterator[Source]:
                 hint="name the `state_dir` of a node that has run, or set --home to its folder",
             )
     if not path.exists():
-        raise ConfigError(f"{path} is not there", hint="name an export or a state directory")
+        raise ConfigError(
+            f"{path} is not there",
+            hint="name an export or a state directory; a node's own is made when it first runs in"
+            " the folder that --home names",
+        )
     if path.suffix == ".db" or _is_database(path):
         with reading(path, thoroughly=thoroughly) as copy:
             yield copy
