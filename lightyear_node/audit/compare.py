@@ -10,15 +10,19 @@ and says nothing against anybody.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightyear_node.audit.verify import Audit, Source, verify
+from lightyear_node.audit.verify import Audit, Source, name, verify
 from lightyear_node.errors import ConfigError
+from lightyear_node.records import Update
 
 Key = tuple[str, int, int]
 """Site, generation and round: names one update, of which there must be one digest only."""
+DEPTH_MAX = 8
+"""How deep an update may stand in a body; ours stand at 2."""
 _OBSERVED = ("decision", "witness")
 """Kinds of records in which a site says which updates of others it had."""
 
@@ -80,44 +84,73 @@ def testimony(source: Source, audit: Audit) -> Testimony:
 
 
 def _take(told: Testimony, kind: str, seq: int, round: int, body: Mapping[str, Any]) -> None:
+    """Somebody else has written it: what is not as we write it is not taken at all."""
     if kind == "seal":
         for update in _updates(body):
-            told.sealed[update["generation"], update["round"]] = update["digest"]
+            told.sealed[update.age] = update.digest
     elif kind == "commit":
         told.rounds.add(round)
-        for peer, head in (body.get("heads") or {}).items():
+        for peer, head_seq, hash in _heads(body):
             held = told.heads.setdefault(peer, [])
-            if not held or held[-1][0] != head["seq"]:
-                held.append((head["seq"], head["hash"], round))
+            if not held or held[-1][0] != head_seq:
+                held.append((head_seq, hash, round))
     elif kind in _OBSERVED:
         for update in _updates(body):
-            key = (update["peer"], update["generation"], update["round"])
-            told.observed.setdefault(key, (update["digest"], seq))
-        for verdict in body.get("verdicts") or []:
-            if not verdict.get("accepted") and verdict.get("digest"):
-                told.refused.setdefault(verdict["peer"], set()).add(verdict["digest"])
+            key = (update.peer, update.generation, update.round)
+            told.observed.setdefault(key, (update.digest, seq))
+        for peer, digest in _refusals(body):
+            told.refused.setdefault(peer, set()).add(digest)
 
 
-def _updates(said: Any) -> Iterator[Mapping[str, Any]]:
+def _updates(said: Any, depth: int = 0) -> Iterator[Update]:
     """Whatever names an update in full, however deep it stands in a record's body."""
+    if depth > DEPTH_MAX:
+        return
     if isinstance(said, Mapping):
-        if {"peer", "generation", "round", "digest"} <= set(said):
-            yield said
-        else:
-            for value in said.values():
-                yield from _updates(value)
-    elif isinstance(said, list):
+        numbers = said.get("generation"), said.get("round")
+        if _is_name(said.get("peer")) and _is_digest(said.get("digest")):
+            if all(type(number) is int for number in numbers):
+                yield Update(said["peer"], *numbers, said["digest"])  # type: ignore[arg-type]
+            return
+        said = list(said.values())
+    if isinstance(said, list):
         for value in said:
-            yield from _updates(value)
+            yield from _updates(value, depth + 1)
+
+
+def _refusals(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    verdicts = body.get("verdicts")
+    for verdict in verdicts if isinstance(verdicts, list) else []:
+        if isinstance(verdict, Mapping) and not verdict.get("accepted"):
+            peer, digest = verdict.get("peer"), verdict.get("digest")
+            if _is_name(peer) and _is_digest(digest):
+                yield str(peer), str(digest)
+
+
+def _heads(body: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    heads = body.get("heads")
+    for peer, head in heads.items() if isinstance(heads, Mapping) else ():
+        if isinstance(head, Mapping) and _is_name(peer) and _is_digest(head.get("hash")):
+            seq = head.get("seq")
+            if type(seq) is int:
+                yield peer, seq, head["hash"]
+
+
+def _is_name(said: Any) -> bool:
+    return name(said) is not None
+
+
+def _is_digest(said: Any) -> bool:
+    return isinstance(said, str) and re.fullmatch("[0-9a-f]{64}", said) is not None
 
 
 def compare(left: Source, right: Source, called: tuple[str, str]) -> Comparison:
     """`called` is how the reader knows the two; a record that does not hold is a difference."""
-    audits = [_sound(source, name) for source, name in ((left, called[0]), (right, called[1]))]
-    for audit, name in zip(audits, called, strict=True):
+    audits = [_sound(source, whose) for source, whose in ((left, called[0]), (right, called[1]))]
+    for audit, whose in zip(audits, called, strict=True):
         bad = audit.finding
         if bad is not None:
-            about = f"{name} does not hold in itself: {bad.about}"
+            about = f"{whose} does not hold in itself: {bad.about}"
             sites = (audits[0].site or called[0], audits[1].site or called[1])
             return Comparison(sites, differences=[Difference(bad.round or 0, about, bad.advice)])
     a, b = testimony(left, audits[0]), testimony(right, audits[1])

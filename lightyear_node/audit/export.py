@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lightyear_node.audit.rounds import timestamp
-from lightyear_node.audit.verify import Source
+from lightyear_node.audit.verify import Source, name, sealed_by
 from lightyear_node.errors import ConfigError
 from lightyear_node.journal import FIRST_HASH, Row, canonical, reading
 
@@ -68,9 +68,9 @@ def lines_of(source: Source, first_round: int | None, last_round: int | None) ->
     for at, row in enumerate(rows):
         body = row.plain_body()
         if row.kind == "start" and "signing_key" in body:
-            site, federation = body.get("site"), body.get("federation")
+            site, federation = name(body.get("site")), name(body.get("federation"))
         elif row.kind == "seal":
-            site = site or (body.get("update") or {}).get("peer")
+            site = site or sealed_by(row)
         if numbers and numbers[0] <= at <= numbers[-1]:
             signature = source.heads.get(row.seq, (None, None))[1]
             yield Line(row, before, signature, site, federation)
@@ -169,8 +169,8 @@ def _csv(path: Path, text: str) -> Iterator[Any]:
     if tuple(table.fieldnames or ()) != COLUMNS:
         raise _no_export(path, f"its columns are not {', '.join(COLUMNS)}")
     for plain in table:
-        said: dict[str, Any] = {name: value or None for name, value in plain.items()}
-        yield said | {name: _whole(said[name]) for name in _NUMBERS}
+        said: dict[str, Any] = {column: value or None for column, value in plain.items()}
+        yield said | {column: _whole(said[column]) for column in _NUMBERS}
 
 
 def _whole(text: Any) -> Any:
@@ -184,18 +184,23 @@ def _line(path: Path, number: int, plain: Any) -> Line:
     if not isinstance(plain, dict) or not set(COLUMNS) <= set(plain):
         raise _no_export(path, f"line {number} is not one of an export, or was cut off")
     body = plain["body"]
-    text = canonical(body) if isinstance(body, dict) else body
-    seq, wall_ns, lamport, round = (plain[name] for name in _NUMBERS)
+    try:
+        text = canonical(body) if isinstance(body, dict) else body
+    except (ValueError, RecursionError):
+        raise _no_export(path, f"line {number} has a body that no site would write") from None
+    seq, wall_ns, lamport, round = (plain[column] for column in _NUMBERS)
     row = Row(seq, wall_ns, lamport, round, plain["kind"], text, plain["hash"])
     words = ("before", "hash", "kind")
     if type(row.seq) is not int or not all(isinstance(plain[word], str) for word in words):
         raise _no_export(path, f"line {number} has no number, kind or hash")
     if plain["time"] != timestamp(row.wall_ns):
         raise _no_export(path, f"line {number} says another `time` than its `wall_ns`")
-    given = {name: plain[name] for name in ("signature", "site", "federation")}
-    if not all(isinstance(value, str | None) for value in given.values()):
-        raise _no_export(path, f"line {number} has a site, federation or signature that is no text")
-    return Line(row, plain["before"], **given)
+    signature, site, federation = (plain[word] for word in ("signature", "site", "federation"))
+    if not isinstance(signature, str | None):
+        raise _no_export(path, f"line {number} has a signature that is no text")
+    if name(site) != site or name(federation) != federation:
+        raise _no_export(path, f"line {number} has a site or federation that is no name")
+    return Line(row, plain["before"], signature, site, federation)
 
 
 def _no_export(path: Path, why: str) -> ConfigError:

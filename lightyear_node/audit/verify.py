@@ -10,10 +10,12 @@ replaced as a whole by an older copy   only peers can tell, by the head they hol
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lightyear_node.config import NAME_PATTERN
 from lightyear_node.identity import verify_head
 from lightyear_node.journal import Row
 from lightyear_node.records import Digest, PeerName, SignedHead
@@ -122,7 +124,7 @@ class _Walk:
         if row.kind == "start":
             finding = self._begin(row)
         elif row.kind == "seal":
-            self._site = self._site or (row.plain_body().get("update") or {}).get("peer")
+            self._site = self._site or sealed_by(row)
         head = self._heads.pop(row.seq, None)
         if row.kind == "commit":
             finding = self._completed(row, head)
@@ -157,7 +159,7 @@ class _Walk:
         body = row.plain_body()
         if "signing_key" not in body:
             return None  # of a version that did not sign
-        self._site, self._federation = body.get("site"), body.get("federation")
+        self._site, self._federation = name(body.get("site")), name(body.get("federation"))
         if self._keys and body["signing_key"] not in [key.hex() for key in self._keys]:
             return self._bad(
                 row.seq,
@@ -188,7 +190,7 @@ class _Walk:
             head = SignedHead(row.seq, Digest(row.hash), bytes.fromhex(signature))
         except (TypeError, ValueError):
             return False
-        if signature != signature.lower() or self._site is None or self._federation is None:
+        if signature != head.signature.hex() or self._site is None or self._federation is None:
             return False  # not as we would have written it
         site = PeerName(self._site)
         return any(verify_head(head, self._federation, site, key) for key in self._keys)
@@ -237,6 +239,16 @@ class _Walk:
 
     def _bad(self, seq: int, about: str, advice: str) -> Finding:
         return Finding(seq, self._round, f"record {seq} {about}", advice)
+
+
+def name(said: Any) -> str | None:
+    """A site's or federation's name; whatever else stands in its place is none, and not printed."""
+    return said if isinstance(said, str) and re.fullmatch(NAME_PATTERN, said) else None
+
+
+def sealed_by(row: Row) -> str | None:
+    update = row.plain_body().get("update")
+    return name(update.get("peer")) if isinstance(update, Mapping) else None
 
 
 def _contradictions(memory: Mapping[str, Any], last: Mapping[str, Row]) -> tuple[Row, str] | None:

@@ -213,6 +213,12 @@ def test_any_edit_of_a_signature_is_found(
     assert first_bad(path) == seq
 
 
+@pytest.mark.parametrize("written", ["upper(signature)", "signature || ' '", "' ' || signature"])
+def test_a_signature_written_otherwise_is_an_edit_as_well(journal: Path, written: str) -> None:
+    alter(journal, f"UPDATE heads SET signature = {written} WHERE seq = 7")
+    assert first_bad(journal) == 7
+
+
 @thorough
 @given(seq=st.sampled_from(COMMITS), number=st.integers(-20, 20))
 def test_a_signature_under_another_number_is_found(

@@ -297,7 +297,18 @@ def test_usage_errors_and_help(tmp_path: Path) -> None:
     assert run("no-such-command", cwd=tmp_path).returncode == 2
     shown = run("--help", cwd=tmp_path)
     assert shown.returncode == 0
-    for command in ("demo", "init", "id", "peers", "renew", "start", "status", "health"):
+    for command in (
+        "demo",
+        "init",
+        "id",
+        "peers",
+        "renew",
+        "start",
+        "status",
+        "health",
+        "rounds",
+        "audit",
+    ):
         assert command in shown.stdout
 
 
@@ -324,6 +335,7 @@ def loaded(modules: str) -> list[str]:
 def test_the_command_line_never_imports_torch() -> None:
     """`status` and `--help` start without anything heavy, the daemon itself without torch."""
     commands = "lightyear_node.cli.run, lightyear_node.cli.watch, lightyear_node.cli.check"
+    commands += ", lightyear_node.cli.rounds, lightyear_node.cli.audit, lightyear_node.audit.export"
     assert loaded(f"{commands}, lightyear_node.lab.demo") == []
     # The codec's arithmetic; it takes a tenth of a second, and torch three.
     assert loaded("lightyear_node.node, lightyear_node.preflight") == ["numpy"]

@@ -210,3 +210,14 @@ def test_certificates_travel_in_the_file(tmp_path: Path) -> None:
     )
     agreement = load(tmp_path, agreement_text(peers=peers))
     assert agreement.find(identity.fingerprint) is agreement.peers[0]
+
+
+def test_verdicts_stay_at_home_unless_a_site_says_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "node.yaml"
+    assert load_site(path, {}).share_verdicts is False
+    path.write_text("share_verdicts: true\n")
+    assert load_site(path, {}).share_verdicts is True
+    assert load_site(path, {"LIGHTYEAR_SHARE_VERDICTS": "false"}).share_verdicts is False
+    path.write_text("share_verdicts: some\n")
+    with pytest.raises(ConfigError, match="share_verdicts"):
+        load_site(path, {})
