@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-import lightyear_node.cli.audit
-import lightyear_node.cli.rounds  # noqa: F401
 from lightyear_node.audit.export import read_export
 from lightyear_node.audit.reasons import WORDS
 from lightyear_node.barrier import Memory
-from lightyear_node.cli import app
-from lightyear_node.errors import ConfigError, JournalCorrupt, LightyearError
+from lightyear_node.errors import ConfigError, JournalCorrupt
 from lightyear_node.identity import Joined
 from lightyear_node.journal import reading
 from lightyear_node.peers_file import add_peers
-from lightyear_node.records import Generation, PeerName, Reason, Round, SignedHead, Update
-from tests.unit.annals import FEDERATION, IDENTITIES, Annalist, digest, run_rounds, three_sites
-from tests.unit.sites import HELLO, FakeHost, serving
+from lightyear_node.records import Generation, PeerName, Reason, Round, Update
+from tests.unit.annals import (
+    FEDERATION,
+    IDENTITIES,
+    Annalist,
+    alter,
+    digest,
+    run_rounds,
+    three_sites,
+)
+from tests.unit.desk import data_of, ran, refused, told
 from tests.unit.test_cli import failure
 
 A, B, C = (PeerName(f"site-{letter}") for letter in "abc")
+JOURNAL = "state/journal.db"
 
 
 @pytest.fixture(scope="module")
@@ -49,36 +51,6 @@ def home(sites: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """We are at site-a."""
     monkeypatch.chdir(sites / A)
     return sites / A
-
-
-def ran(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words))
-
-
-def told(*words: str, code: int = 0) -> str:
-    ended = ran(*words)
-    assert ended.exit_code == code, ended.output
-    return ended.output
-
-
-def data_of(*words: str, code: int = 0) -> Any:
-    document = json.loads(told(*words, "--format", "json", code=code))
-    assert (document["schema_version"], document["status"]) == ("1", "ok")
-    return document["data"]
-
-
-def refused(*words: str) -> LightyearError:
-    """A mistake of the caller: one error with a hint, as `main` prints it."""
-    problem = ran(*words).exception
-    assert isinstance(problem, LightyearError)
-    assert problem.hint
-    return problem
-
-
-def alter(home: Path, *statements: str) -> None:
-    from tests.unit.annals import alter as change
-
-    change(home / "state/journal.db", *statements)
 
 
 # What happened.
@@ -191,7 +163,7 @@ def test_mistakes_are_named(home: Path, tmp_path: Path) -> None:
 
 
 def test_what_was_altered_is_not_told_as_history(home: Path) -> None:
-    alter(home, "UPDATE records SET body = '{\"verdicts\": 5}' WHERE seq = 6")
+    alter(home / JOURNAL, "UPDATE records SET body = '{\"verdicts\": 5}' WHERE seq = 6")
     ended = ran("rounds", "list")
     assert ended.exit_code == 0
     assert "record 6 does not fit" in ended.output
@@ -224,7 +196,7 @@ def test_a_sound_record_is_told_as_such(home: Path) -> None:
 
 
 def test_a_bad_record_is_named_with_what_to_do(home: Path) -> None:
-    alter(home, "UPDATE records SET lamport = lamport + 1 WHERE seq = 6")
+    alter(home / JOURNAL, "UPDATE records SET lamport = lamport + 1 WHERE seq = 6")
     text = told("audit", "verify", code=3)
     assert "bad: record 6 is not what was written" in text
     assert "round 1" in text
@@ -344,166 +316,3 @@ def test_there_is_nothing_to_export(home: Path) -> None:
     assert "no records of these rounds" in str(refused("audit", "export", "--from-round", "9"))
     problem = refused("audit", "export", "-o", "nowhere/out")
     assert problem.exit_code == 4
-
-
-# Do others agree?
-
-
-def test_two_sites_agree_from_exports_and_folders(home: Path, sites: Path) -> None:
-    told("audit", "export", "-o", "a.jsonl")
-    told("audit", "export", "--home", str(sites / B), "--format", "csv", "-o", "b.csv")
-    for left, right in (("a.jsonl", "b.csv"), (".", str(sites / B)), ("state", "b.csv")):
-        data = data_of("audit", "compare", left, right)
-        assert (data["ok"], data["rounds"], data["uncovered"]) == (True, 3, 0)
-        # One of each other and a third site's, which both refuse, in each round.
-        assert data["updates"] == 9
-        assert data["heads"] == 5
-    assert "site-a and site-c agree: 3 rounds" in told("audit", "compare", ".", str(sites / C))
-
-
-def test_a_part_of_a_record_agrees_as_far_as_it_goes(home: Path, sites: Path) -> None:
-    told("audit", "export", "--from-round", "1", "--to-round", "1", "-o", "a.jsonl")
-    data = data_of("audit", "compare", "a.jsonl", str(sites / B))
-    assert (data["ok"], data["rounds"]) == (True, 1)
-    assert data["uncovered"] > 0
-
-
-class Story:
-    """Two sites whose stories differ in round 1."""
-
-    def __init__(self, folder: Path) -> None:
-        self.sites = {name: Annalist(folder / name, IDENTITIES[name]) for name in (A, B, C)}
-        run_rounds(self.sites.values(), [0])
-
-    def go_on(self, had: dict[tuple[PeerName, PeerName], str]) -> None:
-        """`had`: what a site got of another in round 1, where that is not what it sealed."""
-        for site in self.sites.values():
-            site.seal(1)
-        for name, site in self.sites.items():
-            others = [
-                replace(other.update(1), digest=digest(had.get((name, of), (of, 1))))
-                if (name, of) in had
-                else other.update(1)
-                for of, other in self.sites.items()
-                if of != name
-            ]
-            site.decide(1, others)
-            site.commit(1)
-            site.close()
-
-
-def test_an_update_that_its_site_did_not_seal_is_a_difference(tmp_path: Path) -> None:
-    story = Story(tmp_path)
-    story.go_on({(A, B): "forged"})
-    words = told("audit", "compare", str(tmp_path / A), str(tmp_path / B), code=3)
-    assert f"for round 1 site-a had the update {digest('forged')[:12]} of site-b" in words
-    assert f"site-b says it sealed {digest(B, 1)[:12]}" in words
-    data = data_of("audit", "compare", str(tmp_path / B), str(tmp_path / A), code=3)
-    assert data["first"]["round"] == 1
-    # The others have nothing to do with it, except that they had something else of site-b.
-    told("audit", "compare", str(tmp_path / B), str(tmp_path / C))
-    words = told("audit", "compare", str(tmp_path / A), str(tmp_path / C), code=3)
-    assert "site-b has sent two different updates for one round" in words
-
-
-def test_a_record_that_was_written_anew_is_a_difference(tmp_path: Path) -> None:
-    """With the right key, and sound in itself; but the other site has held its head."""
-    story = Story(tmp_path / "first")
-    story.go_on({})
-    other = Story(tmp_path / "second")
-    shutil.rmtree(tmp_path / "second" / A)
-    anew = Annalist(tmp_path / "second" / A, IDENTITIES[A])
-    anew.seal(0)
-    anew.journal.append("operator", {"did": "something"}, wall_ns=1, lamport=99, round=0)
-    anew.decide(0, [other.sites[B].update(0), other.sites[C].update(0)])
-    anew.commit(0)
-    anew.close()
-    told("audit", "verify", "--home", str(anew.home))
-    words = told("audit", "compare", str(tmp_path / "first" / B), str(anew.home), code=3)
-    assert "is not in the record site-a shows now" in words
-
-
-def test_a_record_that_does_not_hold_is_not_compared(home: Path, sites: Path) -> None:
-    alter(sites / B, "DELETE FROM records WHERE seq = 5")
-    words = told("audit", "compare", ".", str(sites / B), code=3)
-    assert "does not hold in itself: record 5 is missing" in words
-
-
-def test_what_cannot_be_compared_is_refused(home: Path, tmp_path: Path) -> None:
-    assert "both are records of site-a" in str(refused("audit", "compare", ".", "state"))
-    assert "is not there" in str(refused("audit", "compare", ".", str(tmp_path / "nowhere")))
-    new = Annalist(tmp_path / "new", IDENTITIES[B])
-    new.close()
-    problem = refused("audit", "compare", ".", str(new.home))
-    assert "no update in common" in str(problem)
-
-
-# Witnesses.
-
-
-def with_peers(sites: Path, address: str) -> Path:
-    peers = sites / "peers.yaml"
-    known = [
-        Joined(A, "127.0.0.1:1", IDENTITIES[A].certificate),
-        Joined(B, address, IDENTITIES[B].certificate),
-        Joined(C, None, IDENTITIES[C].certificate),
-    ]
-    add_peers(peers, known, FEDERATION, None)
-    return peers
-
-
-async def _asked(sites: Path, held: SignedHead | None) -> tuple[int, dict[str, Any]]:
-    """`audit verify --peers` at site-a, while site-b answers that it holds this."""
-    host = FakeHost()
-    host.answer = lambda peer, hello: replace(hello, your_head=held)
-    async with serving(host, IDENTITIES[B], [IDENTITIES[A]]) as (_, address):
-        peers = with_peers(sites, address)
-        words = ["audit", "verify", "--home", str(sites / A), "--peers", str(peers)]
-        ended = await asyncio.to_thread(ran, *words, "--format", "json")
-    [(caller, greeting)] = host.heard
-    assert (caller, greeting.probe) == (A, True)
-    assert replace(greeting, probe=False) != HELLO
-    data = json.loads(ended.output)["data"]
-    assert data["ok"] == (ended.exit_code == 0)
-    return ended.exit_code, {one["peer"]: one for one in data["peers"]}
-
-
-def asked(sites: Path, held: SignedHead | None) -> tuple[int, dict[str, Any]]:
-    return asyncio.run(_asked(sites, held))
-
-
-def head_in(home: Path) -> SignedHead:
-    with reading(home / "state/journal.db") as copy:
-        seq = max(copy.heads)
-        hash, signature = copy.heads[seq]
-    return SignedHead(seq, hash, bytes.fromhex(signature))
-
-
-def test_a_witness_confirms_the_journal(sites: Path) -> None:
-    code, peers = asked(sites, head_in(sites / A))
-    assert (code, peers[B]["ok"], peers[C]["ok"]) == (0, True, None)
-    assert "holds record 10" in peers[B]["about"]
-    assert "cannot be asked" in peers[C]["about"]
-
-
-def test_a_witness_tells_of_a_journal_that_was_put_back(sites: Path) -> None:
-    """Cut without a trace: everything in the file fits together."""
-    head = head_in(sites / A)
-    shutil.rmtree(sites / A)
-    site = Annalist(sites / A, IDENTITIES[A])
-    run_rounds([site], [0])
-    site.close()
-    told("audit", "verify", "--home", str(sites / A))
-    code, peers = asked(sites, head)
-    assert (code, peers[B]["ok"]) == (3, False)
-    assert "ends at record 4: it was cut short" in peers[B]["about"]
-
-
-def test_what_a_witness_has_not_from_us_proves_nothing(sites: Path) -> None:
-    code, peers = asked(sites, SignedHead(99, digest("x"), b"\0" * 64))
-    assert (code, peers[B]["ok"]) == (0, None)
-    assert "not signed here" in peers[B]["about"]
-    (sites / "peers.yaml").unlink()
-    code, peers = asked(sites, None)
-    assert (code, peers[B]["ok"]) == (0, None)
-    assert "no head" in peers[B]["about"]
