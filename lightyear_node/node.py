@@ -70,6 +70,7 @@ from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
 from lightyear_node.transport.limits import EVIDENCE_MAX
 from lightyear_node.transport.outbox import Offer
+from lightyear_node.witnesses import Witnesses
 from lightyear_node.worker.handle import Worker
 
 TICK_S = 0.2
@@ -196,11 +197,24 @@ class Node:
             sign=lambda seq, hash: self._home.identity.sign_head(facts.federation, seq, hash),
         )
         self._archive.restore(self._ledger.seen)
+        witnesses = Witnesses(
+            self._ledger,
+            us=home.us,
+            federation=facts.federation,
+            signing_key=home.identity.certificate.signing_key,
+        )
+        self._diary = Diary(
+            self._ledger,
+            witnesses,
+            self._archive,
+            observer,
+            share_verdicts=home.site.share_verdicts,
+        )
         self._conversation = Conversation(
             facts,
             self._archive,
             observer,
-            Diary(),
+            self._diary,
             say=self._saying,
             tell=self._heard,
             offer=self._offer,
@@ -456,6 +470,8 @@ class Node:
         )
         self._archive.agree(home.certificates)
         self._conversation.agree(self._facts)
+        for peer in changes.removed:
+            self._diary.forget(peer)
         self._links.replace(home, changes, self._spawn)
         expires = home.identity.certificate.expires.timestamp()
         self._observer.reconfigured(str(changes), expires, home.others)
@@ -489,6 +505,7 @@ class Node:
             progress=self._progress,
             vouched=tuple(each for known in ledger.memory.vouched.values() for each in known),
             evidence=tuple(ledger.evidence[:EVIDENCE_MAX]),
+            head=self._diary.head(),
         )
 
     async def _offer(self, peer: PeerName, digest: Digest) -> Offer | None:

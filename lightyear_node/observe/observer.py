@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightyear_node.observe.metrics import Metrics
-from lightyear_node.records import Opened, PeerName, Reason, Round, Transfer, Verdict
+from lightyear_node.records import Opened, Opinion, PeerName, Reason, Round, Transfer, Verdict
 
 WAITING_REPEAT_S = 30.0
 """A node that waits says so again this often, so that it never hangs silently."""
@@ -45,8 +45,8 @@ class PeerView:
     """Rounds that were closed without it, though it was there."""
     differs: str = ""
     """What its settings have other than ours."""
-    standing: str = ""
-    """What the round expects of it."""
+    opinion: str = ""
+    """What it says of our update, if it shares that."""
 
 
 @dataclass(slots=True)
@@ -251,6 +251,14 @@ class Observer:
             peer,
         )
 
+    def opinion(self, peer: PeerName, opinion: Opinion) -> None:
+        """A peer has told us what it decided about our update."""
+        self.peers[peer].opinion = "accepts ours" if opinion.accepted else opinion.reason
+        if not opinion.accepted:
+            self.log.warning(
+                "%s refuses our update, in its round %d: %s", peer, opinion.round, opinion.reason
+            )
+
     def accused(self, by: PeerName, round: int) -> None:
         """Somebody holds a proof against ourselves."""
         text = f"{by} holds two different updates of round {round} with our signature"
@@ -326,7 +334,7 @@ class Observer:
                     "rejected_in_a_row": view.rejected_in_a_row,
                     "left_out": view.left_out,
                     "differs": view.differs,
-                    "standing": view.standing,
+                    "opinion": view.opinion,
                 }
                 for name, view in self.peers.items()
             ],

@@ -13,7 +13,6 @@ import pytest
 from lightyear_node.archive import Archive
 from lightyear_node.barrier import Announced, Answered, Event, Heard, Phase
 from lightyear_node.conversation import OWN_UPDATES_KEPT, Conversation, Facts, Saying
-from lightyear_node.diary import Diary
 from lightyear_node.errors import PeerMisbehaved, PeerUnreachable
 from lightyear_node.identity import Certificate, Identity, make_identity
 from lightyear_node.observe.metrics import Metrics
@@ -24,9 +23,11 @@ from lightyear_node.records import (
     Generation,
     Hello,
     Manifest,
+    Opinion,
     PeerName,
     Reason,
     Round,
+    SignedHead,
     SignedManifest,
     Update,
 )
@@ -38,6 +39,31 @@ IDENTITIES = {name: make_identity(name, NOW) for name in ("site-a", "site-b", "s
 SCHEMA, MODEL = Digest("5" * 64), Digest("6" * 64)
 B = PeerName("site-b")
 AT_WORK = ("training", 7)
+
+
+class Diary:
+    """Remembers what it was told, and has nothing to tell."""
+
+    def __init__(self) -> None:
+        self.heads: dict[PeerName, SignedHead] = {}
+        self.claims: list[SignedHead] = []
+        self.opinions: list[Opinion] = []
+        self.opinion: Opinion | None = None
+
+    def opinion_of(self, peer: PeerName) -> Opinion | None:
+        return self.opinion
+
+    def told(self, peer: PeerName, opinion: Opinion) -> None:
+        self.opinions.append(opinion)
+
+    def head_of(self, peer: PeerName) -> SignedHead | None:
+        return self.heads.get(peer)
+
+    def hold(self, peer: PeerName, head: SignedHead) -> None:
+        self.heads[peer] = head
+
+    def claimed(self, peer: PeerName, head: SignedHead) -> None:
+        self.claims.append(head)
 
 
 class Side:
@@ -75,11 +101,12 @@ class Side:
             raw_bytes=self.facts.grid.raw_bytes,
             dtype=self.facts.dtype,
         )
+        self.diary = Diary()
         self.conversation = Conversation(
             self.facts,
             self.archive,
             self.observer,
-            Diary(),
+            self.diary,
             say=lambda: replace(self.saying, latest=self.latest),
             tell=self.events.append,
             offer=offer,

@@ -14,6 +14,7 @@ from lightyear_node.records import (
     Announcement,
     Digest,
     Evidence,
+    Opinion,
     PeerName,
     Reason,
     Round,
@@ -166,3 +167,26 @@ def test_copies_of_the_agreement_that_differ_are_named_on_both_sides() -> None:
     assert "rounds" not in a.log.getvalue()
     assert any(isinstance(event, Answered) for event in a.events), "they go on together"
     assert not [event for event in a.events if isinstance(event, Announced)]
+
+
+def test_heads_of_journals_travel_both_ways() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    ours = a.identity.sign_head("ward", 7, Digest("7" * 64))
+    a.saying = replace(a.saying, head=ours)
+    contact(a, b)
+    assert b.diary.heads == {A: ours}
+    reborn = Side("site-a", boot_id="later")
+    contact(reborn, b)
+    assert reborn.diary.claims == [ours], "what others hold of us we hear when we meet"
+
+
+def test_an_opinion_counts_only_about_what_we_have_announced() -> None:
+    a, b = Side("site-a"), Side("site-b")
+    ours = a.seal()
+    opinion = Opinion(Round(4), ours.manifest.update.digest, False, "too_far")
+    b.diary.opinion = opinion
+    contact(a, b)
+    assert a.diary.opinions == [opinion]
+    b.diary.opinion = replace(opinion, digest=Digest("8" * 64))
+    contact(a, b)
+    assert a.diary.opinions == [opinion]
