@@ -158,6 +158,8 @@ class Barrier:
         match self.phase:
             case Phase.OBSERVING:
                 share = f"{len(self._answered)} of {len(self._view.peers)}"
+                if self.recovering and not self.terms.peers - self._view.excluded:
+                    return "too few sites are left to look for"
                 if self.recovering:
                     needed = count(self.terms.vouchers, "answer")
                     why = f"; {needed} needed to know which rounds we took part in"

@@ -264,7 +264,7 @@ def test_a_removed_peer_is_cut_off_within_a_second_and_the_others_go_on(
         assert metrics_of(a)["lightyear_peers_configured"] == 1
         assert metrics_of(a)['lightyear_peer_reachable{peer="site-c"}'] == 0
         last = {one["peer"]: one for one in federation.rounds(A)[-1]["verdicts"]}
-        assert (last[C]["accepted"], last[C]["reason"]) == (False, "blocked")
+        assert C not in last, "the rounds go on without it"
         assert last[B]["accepted"]
     history = records(a)
     [changed] = settings_records(history)
@@ -330,5 +330,5 @@ def test_a_broken_file_changes_nothing_and_is_said_once(lay_out_sites: LayOut) -
             lambda s: s[A] is not None and "too few sites are left" in s[A]["waiting"], DEADLINE_S
         )
         peers.write_bytes(sound)
-        federation.wait_until(lambda _: said(node, "site-b is back") > 0, DEADLINE_S)
+        federation.wait_until(lambda _: said(node, "site-b has joined") > 0, DEADLINE_S)
         assert announce(node, keys_of(node).certificate, keys_of(other))
