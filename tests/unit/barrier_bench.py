@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from lightyear_node.barrier import (
     Judged,
     Memory,
     Merged,
+    Note,
     Phase,
     Seal,
     Sealed,
@@ -28,20 +30,35 @@ from lightyear_node.barrier import (
 from lightyear_node.records import Digest, Generation, PeerName, Reason, Round, Update, Verdict
 
 US = PeerName("a")
-B, C, D = (PeerName(name) for name in "bcd")
+B, C, D, E = (PeerName(name) for name in "bcde")
 MODEL = Digest("model")
 TICK_S = 0.5
+WALL_S = 1_000
+"""What the wall clock of a bench shows when its barrier starts."""
 
 Kind = TypeVar("Kind", bound=Command)
 
 
-def update(peer: PeerName, round: int, generation: int = 0) -> Update:
-    digest = Digest(f"{peer}/{generation}/{round}")
+def update(peer: PeerName, round: int, generation: int = 0, story: str = "") -> Update:
+    """What a peer announces; another `story` is another digest for the same."""
+    digest = Digest(f"{peer}/{generation}/{round}{story}")
     return Update(peer, Generation(generation), Round(round), digest)
 
 
-def memory(round: int = 0, **known: Any) -> Memory:
-    return Memory(Generation(0), Round(round), **known)
+def age(generation: int, round: int) -> tuple[Generation, Round]:
+    return Generation(generation), Round(round)
+
+
+def memory(round: int = 0, generation: int = 0, **known: Any) -> Memory:
+    return Memory(Generation(generation), Round(round), **known)
+
+
+def heard_of(*updates: Update) -> dict[str, Any]:
+    """What is remembered after hearing of one update of each of these peers."""
+    return {
+        "vouched": {each.peer: (each,) for each in updates},
+        "generations": {each.peer: (each.generation, Round(0)) for each in updates},
+    }
 
 
 def only(kind: type[Kind], commands: Iterable[Command]) -> list[Kind]:
@@ -58,17 +75,18 @@ class Bench:
         min_peers: int = 2,
         faulty_max: int = 0,
         rounds: int = 1000,
-        deadline_s: float = 0.0,
         remembers: Memory | None = None,
-        excluded: Iterable[PeerName] = (),
+        blocked: Iterable[PeerName] = (),
+        **terms: Any,
     ) -> None:
-        self.terms = Terms(frozenset(peers), min_peers, faulty_max, rounds, deadline_s=deadline_s)
-        self.barrier = Barrier(US, self.terms, remembers or memory(), frozenset(excluded))
+        self.terms = Terms(frozenset(peers), min_peers, faulty_max, rounds, **terms)
+        self.barrier = Barrier(US, self.terms, remembers or memory(blocked=frozenset(blocked)))
         self.now = 50.0
+        self.progress = 0
         self.all: list[Command] = []
 
     def start(self, *, answering: bool = True) -> list[Command]:
-        commands = self._kept(self.barrier.start(self.now))
+        commands = self._kept(self.barrier.start(self.now, WALL_S))
         if answering:
             commands += self.tell(*(Answered(peer) for peer in sorted(self.terms.peers)))
         return commands
@@ -85,11 +103,13 @@ class Bench:
         alive: Iterable[PeerName] = (),
         working: Iterable[PeerName] = (),
     ) -> list[Command]:
-        """Time passes; the `alive` are heard of all the while, the `working` say they train."""
-        signs = [Heard(peer) for peer in alive] + [Heard(peer, at_work=True) for peer in working]
+        """Time passes; the `alive` are heard of all the while, the `working` train on and on."""
         commands: list[Command] = []
         for _ in range(round(seconds / TICK_S)):
             self.now += TICK_S
+            self.progress += 1
+            signs = [Heard(peer) for peer in alive]
+            signs += [Heard(peer, Phase.TRAINING, self.progress) for peer in working]
             commands += self.tell(*signs, Tick())
         return commands
 
@@ -111,10 +131,10 @@ class Bench:
     def finished_round(self, judge: Judge) -> list[Command]:
         return self.judged(judge) + self.tell(Merged(judge.round, MODEL))
 
-    def in_round(self, round: int) -> Bench:
-        """Collecting in this round, with an empty slate."""
+    def in_round(self, round: int, **known: Any) -> Bench:
+        """Collecting in this round, with an empty slate or with what else is `known`."""
         ours = update(US, round)
-        self.barrier = Barrier(US, self.terms, memory(round, announced=ours))
+        self.barrier = Barrier(US, self.terms, memory(round, announced=ours, **known))
         self.start()
         assert (self.phase, self.barrier.round) == (Phase.COLLECTING, round)
         return self
@@ -125,7 +145,24 @@ class Bench:
 
     @property
     def state(self) -> dict[str, Any]:
-        return copy.deepcopy({**vars(self.barrier), **vars(self.barrier._view), "_view": None})
+        """All of it, so that a test can say that nothing has changed."""
+        parts = (self.barrier, self.barrier._view, self.barrier._closing)
+        testimony, patience = self.barrier._view.testimony, self.barrier._closing._patience
+        return {
+            f"{type(part).__name__}.{name}": copy.deepcopy(value)
+            for part in (*parts, testimony, patience)
+            for name, value in vars(part).items()
+            if name not in ("_view", "_closing", "_patience", "testimony")
+        }
+
+    def restarted(self, known: Memory) -> Bench:
+        """A new process with this memory, as the journal gives it back, under the same terms."""
+        plain = json.loads(json.dumps(known.to_plain()))
+        assert Memory.from_plain(plain) == known
+        again = Bench()
+        again.terms, again.now = self.terms, self.now
+        again.barrier = Barrier(US, self.terms, Memory.from_plain(plain))
+        return again
 
     def _kept(self, commands: list[Command]) -> list[Command]:
         self.all += commands
@@ -135,3 +172,9 @@ class Bench:
 def judge_in(commands: Iterable[Command]) -> Judge:
     [judge] = only(Judge, commands)
     return judge
+
+
+def noted(kind: str, commands: Iterable[Command]) -> Note:
+    """The one record of this kind."""
+    [note] = [command for command in only(Note, commands) if command.kind == kind]
+    return note

@@ -1,34 +1,26 @@
-"""The barrier through the life of a site: its start, its tags, its restarts, its end."""
+"""The barrier through the life of a site: its start, its tags, what it refuses, what it says."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
 import pytest
 
 from lightyear_node.barrier import (
-    Alarm,
     Announce,
     Announced,
     Answered,
     Barrier,
-    Cause,
-    Command,
-    Commit,
-    Decide,
+    Blocked,
     Event,
-    Excluded,
     Fetch,
     Fetched,
-    Finish,
     Greet,
     Heard,
     Judged,
-    Memory,
-    Merge,
     Merged,
+    Note,
     Phase,
     Seal,
     Sealed,
@@ -131,7 +123,8 @@ def test_nothing_is_announced_or_fetched_before_observing_ends() -> None:
     bench = Bench(remembers=memory(3, announced=update(US, 3)))
     bench.start(answering=False)
     assert bench.tell(Announced(update(B, 3))) == []
-    commands = bench.tell(Answered(B), Answered(C), Answered(D))
+    [note, *commands] = bench.tell(Answered(B), Answered(C), Answered(D))
+    assert isinstance(note, Note)
     assert commands == [Announce(update(US, 3)), Fetch(update(B, 3))]
 
 
@@ -143,8 +136,8 @@ def test_greetings_are_repeated_while_observing() -> None:
     assert bench.wait(11.5) == [Greet(), Greet()]
 
 
-def test_the_excluded_need_not_answer() -> None:
-    bench = Bench(excluded=[D])
+def test_the_blocked_need_not_answer() -> None:
+    bench = Bench(blocked=[D])
     bench.start(answering=False)
     assert Train(Round(0)) in bench.tell(Answered(B), Answered(C))
 
@@ -209,8 +202,8 @@ def test_one_liar_moves_nothing_however_often_it_lies() -> None:
     assert (bench.phase, bench.barrier.round) == (Phase.COLLECTING, 5)
 
 
-def test_the_excluded_do_not_vouch() -> None:
-    bench = Bench(faulty_max=1, excluded=[C])
+def test_the_blocked_do_not_vouch() -> None:
+    bench = Bench(faulty_max=1, blocked=[C])
     bench.start()
     bench.tell(Announced(update(B, 7)), Announced(update(C, 9)))
     bench.sealed()
@@ -236,6 +229,7 @@ def test_a_tag_is_never_used_twice() -> None:
 def test_impossible_rounds_are_ignored(claimed: int) -> None:
     bench = Bench(rounds=2**63)
     bench.start()
+    bench.tell(Heard(B))
     before = bench.state
     bench.tell(Announced(update(B, claimed)))
     assert bench.state == before
@@ -255,131 +249,6 @@ def test_strangers_are_ignored() -> None:
     events = (Heard(stranger.peer), Answered(stranger.peer), Fetched(stranger))
     assert bench.tell(*events, Announced(stranger), Announced(ourselves)) == []
     assert bench.state == before
-
-
-# Restarting at every persistence point.
-
-
-def restarted(known: Memory) -> tuple[Bench, list[Command]]:
-    """A new process, with what the journal gives back."""
-    plain = json.loads(json.dumps(known.to_plain()))
-    assert Memory.from_plain(plain) == known
-    bench = Bench(peers=(B, C), remembers=Memory.from_plain(plain))
-    return bench, bench.start()
-
-
-def test_restart_before_anything_is_sealed() -> None:
-    _, commands = restarted(memory())
-    assert commands == [Greet(), Train(Round(0)), Announce(None)]
-
-
-def test_restart_after_sealing_announces_the_same_update() -> None:
-    bench = Bench(peers=(B, C))
-    bench.start()
-    bench.tell(Announced(update(B, 7)))
-    [seal] = only(Seal, bench.tell(Trained(Digest("x"))))
-    bench, commands = restarted(seal.memory)
-    assert commands == [Greet(), Announce(seal.update)]
-    assert (bench.phase, bench.barrier.round) == (Phase.COLLECTING, 7)
-    assert judge_in(bench.delivered(update(B, 7), update(C, 7))).round == 7
-
-
-def test_restart_after_deciding_merges_the_same_decision() -> None:
-    bench = Bench(peers=(B, C)).in_round(3)
-    judge = judge_in(bench.delivered(update(B, 3), update(C, 3)))
-    [decide] = only(Decide, bench.judged(judge))
-    bench, commands = restarted(decide.memory)
-    assert commands == [Greet(), Merge(decide.decision), Announce(update(US, 3))]
-    [commit] = only(Commit, bench.tell(Merged(Round(3), MODEL)))
-    assert commit.memory == memory(
-        4, announced=update(US, 3), used={B: (Generation(0), Round(3)), C: (0, 3)}
-    )
-
-
-def test_restart_after_committing_trains_the_next_round() -> None:
-    bench = Bench(peers=(B, C)).in_round(3)
-    judge = judge_in(bench.delivered(update(B, 3), update(C, 3)))
-    [commit] = only(Commit, bench.finished_round(judge))
-    bench, commands = restarted(commit.memory)
-    assert commands == [Greet(), Train(Round(4)), Announce(update(US, 3))]
-
-
-# The end.
-
-
-def test_the_last_round_finishes_and_goes_on_announcing() -> None:
-    bench = Bench(peers=(B, C), rounds=4).in_round(3)
-    judge = judge_in(bench.delivered(update(B, 3), update(C, 3)))
-    [_, _, commit, finish] = bench.finished_round(judge)
-    assert isinstance(commit, Commit)
-    assert finish == Finish()
-    assert bench.phase is Phase.FINISHED
-    commands = bench.wait(30) + bench.tell(Announced(update(B, 3, generation=1)))
-    assert commands == [Announce(update(US, 3))] * 6
-
-
-def test_restart_after_the_end() -> None:
-    bench = Bench(rounds=4, remembers=memory(4, announced=update(US, 3)))
-    assert bench.start() == [Greet(), Finish(), Announce(update(US, 3))]
-
-
-@pytest.mark.parametrize("collecting", [True, False])
-def test_a_slow_site_still_finishes_when_all_others_have(collecting: bool) -> None:
-    bench = Bench(faulty_max=1, rounds=20)
-    if collecting:
-        bench.in_round(7)
-    else:
-        bench.start()
-    others = [update(peer, 19) for peer in (B, C, D)]
-    commands = bench.delivered(*others)
-    if collecting:
-        assert Train(Round(19)) in bench.finished_round(judge_in(commands))
-    commands = bench.sealed()
-    assert bench.barrier.round == 19
-    assert Finish() in bench.finished_round(judge_in(commands))
-
-
-def test_nobody_is_dragged_beyond_the_last_round() -> None:
-    bench = Bench(rounds=20)
-    bench.start()
-    bench.tell(*(Announced(update(peer, 10**6)) for peer in (B, C, D)))
-    bench.sealed()
-    assert bench.barrier.round == 19
-
-
-# Alone.
-
-
-def test_a_site_without_peers_runs_through_all_its_rounds_at_once() -> None:
-    bench = Bench(peers=(), min_peers=0, rounds=3)
-    assert Train(Round(0)) in bench.start()
-    for number in range(3):
-        commands = bench.sealed(f"ours {number}")
-        judge = judge_in(commands)
-        assert (judge.round, judge.updates, judge.missing) == (number, (), ())
-        decide, merge, commit, then = bench.finished_round(judge)
-        assert isinstance(decide, Decide)
-        assert (decide.decision.cause, decide.decision.verdicts) == (Cause.ALL, ())
-        assert decide.decision.why == "this site trains alone"
-        assert isinstance(merge, Merge)
-        assert isinstance(commit, Commit)
-        assert then == (Train(Round(number + 1)) if number < 2 else Finish())
-    assert bench.now == 50.0
-    assert only(Fetch, bench.all) == only(Alarm, bench.all) == []
-    assert bench.barrier.waiting_for(bench.now) == "finished: 3 rounds done"
-
-
-def test_a_site_without_peers_goes_on_where_it_was() -> None:
-    bench = Bench(peers=(), min_peers=0, rounds=3, remembers=memory(1, announced=update(US, 1)))
-    assert judge_in(bench.start()).round == 1
-
-
-def test_strangers_do_not_move_a_site_without_peers() -> None:
-    bench = Bench(peers=(), min_peers=0, rounds=3)
-    bench.start()
-    assert bench.tell(Announced(update(B, 2)), Heard(C, at_work=True), Answered(D)) == []
-    bench.sealed()
-    assert bench.barrier.round == 0
 
 
 # Refusing.
@@ -490,7 +359,7 @@ def test_what_the_node_is_doing_is_said_in_words() -> None:
 def test_too_few_left_is_said_in_words() -> None:
     bench = Bench().in_round(0)
     bench.delivered(update(B, 0))
-    bench.tell(Excluded(frozenset({C, D})))
+    bench.tell(Blocked(frozenset({C, D})))
     assert bench.barrier.waiting_for(bench.now) == (
         "round 0: too few sites are left to wait for (1 of at least 2 updates here)"
     )

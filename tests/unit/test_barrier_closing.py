@@ -11,10 +11,10 @@ from lightyear_node.barrier import (
     Alarm,
     Announce,
     Announced,
+    Blocked,
     Cause,
     Commit,
     Decide,
-    Excluded,
     Fetch,
     Fetched,
     FetchFailed,
@@ -36,6 +36,8 @@ from tests.unit.barrier_bench import (
     Bench,
     C,
     D,
+    age,
+    heard_of,
     judge_in,
     memory,
     only,
@@ -94,58 +96,11 @@ def test_grace() -> None:
     assert judge.why == "grace over with 2 of 3; missing d"
 
 
-def slow_site(deadline_s: float) -> Bench:
-    """In round 3 with B and C here, and D known but late."""
-    bench = Bench(deadline_s=deadline_s).in_round(3)
-    bench.tell(Announced(update(D, 2)))
-    bench.delivered(update(B, 3), update(C, 3))
-    return bench
-
-
-def test_without_a_deadline_the_grace_is_all_that_a_slow_site_gets() -> None:
-    bench = slow_site(deadline_s=0)
-    assert judge_in(bench.wait(30, working=[D])).why == "grace over with 2 of 3; missing d"
-
-
-def test_who_is_still_training_is_waited_for_until_the_deadline() -> None:
-    bench = slow_site(deadline_s=300)
-    assert only(Judge, bench.wait(299, working=[D])) == []
-    assert "still training; closing in 1 s at the latest" in bench.barrier.waiting_for(bench.now)
-    judge = judge_in(bench.wait(1, working=[D]))
-    assert (judge.cause, judge.missing) == (Cause.GRACE, ((D, Reason.TIMEOUT),))
-    assert judge.why == "deadline over with 2 of 3; missing d"
-
-
-def test_who_stops_training_without_delivering_is_waited_for_no_longer() -> None:
-    bench = slow_site(deadline_s=300)
-    assert only(Judge, bench.wait(100, working=[D])) == []
-    assert judge_in(bench.wait(TICK_S, alive=[D])).cause is Cause.GRACE
-
-
-def test_patience_is_tried_once() -> None:
-    """A site that pretends to be at work costs the others one deadline, not one a round."""
-    bench = slow_site(deadline_s=300)
-    bench.finished_round(judge_in(bench.wait(300, working=[D])))
-    bench.sealed()
-    bench.delivered(update(B, 4), update(C, 4))
-    assert judge_in(bench.wait(30, working=[D])).why == "grace over with 2 of 3; missing d"
-
-
-def test_patience_returns_when_the_site_delivers() -> None:
-    bench = slow_site(deadline_s=300)
-    bench.finished_round(judge_in(bench.wait(300, working=[D])))
-    bench.sealed()
-    bench.finished_round(judge_in(bench.delivered(*(update(peer, 4) for peer in (B, C, D)))))
-    bench.sealed()
-    bench.delivered(update(B, 5), update(C, 5))
-    assert only(Judge, bench.wait(299, working=[D])) == []
-
-
 def test_grace_begins_anew_when_the_quorum_is_lost() -> None:
     bench = Bench().in_round(3)
     bench.delivered(update(B, 3), update(C, 3))
     bench.wait(20, alive=[D])
-    bench.tell(Excluded(frozenset({C})), Excluded(frozenset()))
+    bench.tell(Blocked(frozenset({C})), Blocked(frozenset()))
     assert only(Judge, bench.wait(29.5, alive=[D])) == []
     assert judge_in(bench.wait(0.5, alive=[D])).cause is Cause.GRACE
 
@@ -213,9 +168,9 @@ def test_the_overtaken_do_not_wait_for_what_cannot_be_used() -> None:
     bench.tell(*[Announced(each) for each in (update(B, 4), update(C, 5), update(D, 5))])
     bench.sealed()
     assert bench.barrier.round == 5
-    # All three are on their way: one is too old by now, and one is excluded.
+    # All three are on their way: one is too old by now, and one is blocked.
     bench.tell(FetchFailed(update(C, 5), Reason.TIMEOUT, retriable=True))
-    bench.tell(Excluded(frozenset({D})))
+    bench.tell(Blocked(frozenset({D})))
     bench.tell(Announced(update(B, 6)), Announced(update(C, 6)))
     judge = judge_in(bench.tell(FetchFailed(update(C, 6), Reason.TIMEOUT, retriable=True)))
     assert judge.why == "overtaken: 2 peers are beyond round 5"
@@ -223,7 +178,7 @@ def test_the_overtaken_do_not_wait_for_what_cannot_be_used() -> None:
 
 def test_only_the_trusted_are_counted_as_beyond() -> None:
     bench = Bench().in_round(5)
-    bench.tell(Excluded(frozenset({B})))
+    bench.tell(Blocked(frozenset({B})))
     bench.tell(Announced(update(B, 6)), Announced(update(C, 5)), Announced(update(D, 6)))
     bench.tell(FetchFailed(update(C, 5), Reason.TIMEOUT, retriable=True))
     judge = judge_in(bench.tell(FetchFailed(update(D, 6), Reason.TIMEOUT, retriable=True)))
@@ -355,7 +310,11 @@ def test_rejecting_everybody_still_advances() -> None:
     assert decide.decision.accepted == ()
     commands = bench.tell(Merged(Round(3), MODEL))
     assert commands == [
-        Commit(Round(3), MODEL, memory(4, announced=update(US, 3))),
+        Commit(
+            Round(3),
+            MODEL,
+            memory(4, announced=update(US, 3), **heard_of(update(B, 3), update(C, 3))),
+        ),
         Train(Round(4)),
     ]
 
@@ -365,7 +324,12 @@ def test_the_commit_comes_before_the_next_training() -> None:
     judge = judge_in(bench.delivered(update(B, 3), update(C, 5)))
     commands = bench.finished_round(judge)
     [commit] = only(Commit, commands)
-    assert commit.memory == memory(4, announced=update(US, 3), used={B: (0, 3), C: (0, 5)})
+    assert commit.memory == memory(
+        4,
+        announced=update(US, 3),
+        used={B: age(0, 3), C: age(0, 5)},
+        **heard_of(update(B, 3), update(C, 5)),
+    )
     assert commands.index(commit) < commands.index(Train(Round(5)))
 
 

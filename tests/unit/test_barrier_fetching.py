@@ -8,10 +8,10 @@ import pytest
 
 from lightyear_node.barrier import (
     Announced,
+    Blocked,
     Cause,
     Decide,
     Event,
-    Excluded,
     Fetch,
     Fetched,
     FetchFailed,
@@ -70,7 +70,7 @@ def test_the_newest_announcement_is_fetched_after_the_one_on_its_way() -> None:
 def test_a_failed_fetch_is_tried_again_at_the_next_heartbeat() -> None:
     bench = Bench().in_round(0)
     bench.tell(Announced(update(B, 0)))
-    bench.wait(1)
+    bench.wait(2)  # in which it tells the others of the announcement
     assert bench.tell(FetchFailed(update(B, 0), Reason.TIMEOUT, retriable=True)) == []
     assert bench.wait(3.5) == []
     assert only(Fetch, bench.wait(0.5)) == [Fetch(update(B, 0))]
@@ -126,14 +126,6 @@ def test_a_new_generation_voids_the_updates_of_the_old_one() -> None:
     assert bench.tell(Announced(update(B, 7, generation=0))) == []  # an old one is not newer
 
 
-def test_of_two_updates_with_one_tag_the_first_is_taken() -> None:
-    bench = Bench().in_round(0)
-    bench.tell(Announced(update(B, 0)))
-    bench.tell(Announced(replace(update(B, 0), digest=Digest("other"))))
-    bench.tell(FetchFailed(update(B, 0), Reason.TIMEOUT, retriable=True))
-    assert only(Fetch, bench.wait(5)) == [Fetch(update(B, 0))]
-
-
 @pytest.mark.parametrize("event", [Announced(update(B, 1)), Fetched(update(B, 0))])
 def test_whatever_comes_from_a_peer_is_a_sign_of_life(event: Event) -> None:
     bench = Bench()
@@ -148,14 +140,14 @@ def test_whatever_comes_from_a_peer_is_a_sign_of_life(event: Event) -> None:
     assert bench.barrier.standing(D, bench.now) is Standing.SILENT
 
 
-# Excluding.
+# Blocking.
 
 
-def test_the_excluded_are_neither_fetched_nor_counted_nor_waited_for() -> None:
+def test_the_blocked_are_neither_fetched_nor_counted_nor_waited_for() -> None:
     bench = Bench(min_peers=1).in_round(0)
     bench.delivered(update(B, 0))
     bench.tell(Announced(update(C, 0)))
-    bench.tell(Excluded(frozenset({B, C})))
+    bench.tell(Blocked(frozenset({B, C})))
     bench.tell(Fetched(update(C, 0)))  # was on its way
     assert only(Fetch, bench.wait(10, alive=[D])) == []
     judge = judge_in(bench.delivered(update(D, 0)))
@@ -163,16 +155,16 @@ def test_the_excluded_are_neither_fetched_nor_counted_nor_waited_for() -> None:
     assert judge.missing == ((B, Reason.BLOCKED), (C, Reason.BLOCKED))
 
 
-def test_excluding_the_last_one_awaited_closes_the_round() -> None:
+def test_blocking_the_last_one_awaited_closes_the_round() -> None:
     bench = Bench().in_round(0)
     bench.delivered(update(B, 0), update(C, 0))
-    assert judge_in(bench.tell(Excluded(frozenset({D})))).cause is Cause.ALL
+    assert judge_in(bench.tell(Blocked(frozenset({D})))).cause is Cause.ALL
 
 
-def test_who_is_excluded_while_being_judged_is_not_merged() -> None:
+def test_who_is_blocked_while_being_judged_is_not_merged() -> None:
     bench = Bench(peers=(B, C), min_peers=1).in_round(0)
     judge = judge_in(bench.delivered(update(B, 0), update(C, 0)))
-    bench.tell(Excluded(frozenset({C})))
+    bench.tell(Blocked(frozenset({C})))
     verdicts = tuple(Verdict(peer, True, Reason.OK, weight=0.5) for peer in (B, C))
     [decide] = only(Decide, bench.tell(Judged(judge.round, verdicts)))
     assert decide.decision.accepted == (update(B, 0),)
@@ -182,9 +174,9 @@ def test_who_is_excluded_while_being_judged_is_not_merged() -> None:
     ]
 
 
-def test_a_decision_stands_even_if_its_peers_are_excluded_later() -> None:
+def test_a_decision_stands_even_if_its_peers_are_blocked_later() -> None:
     bench = Bench(peers=(B, C), min_peers=1).in_round(0)
     judge = judge_in(bench.delivered(update(B, 0), update(C, 0)))
     [decide] = only(Decide, bench.judged(judge))
-    again = Bench(peers=(B, C), min_peers=1, remembers=decide.memory, excluded=[B, C])
+    again = Bench(peers=(B, C), min_peers=1, remembers=decide.memory, blocked=[B, C])
     assert Merge(decide.decision) in again.start()
