@@ -75,6 +75,7 @@ class Barrier:
         self._wall_s = 0
         self._answered: set[PeerName] = set()
         self._own_elsewhere: Update | None = None
+        self._rolled_back = False
         self._sealing: Update | None = None
         self._judging: Judge | None = None
         self._observe_until = 0.0
@@ -229,7 +230,7 @@ class Barrier:
         commands: list[Command] = []
         if self.phase is Phase.OBSERVING and self._has_observed(now):
             commands += self._resume(now)
-        if self._is_contradicted() and self.phase in _BETWEEN_STEPS:
+        if self._rolled_back and self.phase in _BETWEEN_STEPS:
             commands += self._begin_anew()
         if self._view.unrecorded and self.phase is not Phase.OBSERVING:
             self._beat_at = min(self._beat_at, max(now, self._news_at))
@@ -307,26 +308,26 @@ class Barrier:
         known = self._own_elsewhere
         if known is None or update.age > known.age:
             self._own_elsewhere = update
-        if self.phase is Phase.OBSERVING and self._is_contradicted() and not self.recovering:
-            self.recovering = True
-            return [Note("rollback", {"elsewhere": update.round}, self._memory())]
-        return []
+        if self.recovering or not self._is_forgotten(update):
+            return []
+        if self.phase is not Phase.OBSERVING:
+            self._rolled_back = True  # until the step that we are in is over
+            return []
+        self.recovering = True
+        noted = Note("rollback", {"elsewhere": update.round}, self._memory())
+        return [noted, Alarm(ROLLED_BACK, _ROLLED_BACK)]
 
-    def _is_contradicted(self) -> bool:
-        """Whether others hold something of ours that we do not remember."""
-        if self._own_elsewhere is None or self.recovering:
+    def _is_forgotten(self, update: Update) -> bool:
+        """Whether an update of our own is one that we do not remember."""
+        if update.generation < self.generation or update in (self.announced, self._sealing):
             return False
-        newest = self._sealing or self.announced
-        if newest is None or newest.age < self._own_elsewhere.age:
-            return True
-        same = newest.age == self._own_elsewhere.age
-        return same and newest.digest != self._own_elsewhere.digest
+        return self.announced is None or update.age >= self.announced.age
 
     def _begin_anew(self) -> list[Command]:
         """In the middle of our life it turns out that it is not the first of this memory."""
         sealed = self.announced if self.phase is Phase.COLLECTING else None
         commands: list[Command] = [
-            Alarm(ROLLED_BACK, "others hold a later update of ours than we remember"),
+            Alarm(ROLLED_BACK, _ROLLED_BACK),
             *self._next_generation(),
         ]
         if sealed is not None:  # what we have trained is still good, under another name
@@ -340,7 +341,8 @@ class Barrier:
         self.generation = Generation(before + 1)
         reached = seen.round + 1 if seen else 0
         self.round = Round(max(self.round, reached, self._view.supported()))
-        self.announced, self.decision, self.recovering = None, None, False
+        self.announced, self.decision = None, None
+        self.recovering = self._rolled_back = False
         about = {"generation": self.generation, "round": self.round}
         return [Note("generation", about, self._memory())]
 
@@ -460,6 +462,7 @@ class Barrier:
         )
 
 
+_ROLLED_BACK = "others hold an update of ours that we do not remember"
 _BETWEEN_STEPS = frozenset({Phase.TRAINING, Phase.COLLECTING, Phase.PAUSED})
 """In which no answer is due that would belong to the generation before."""
 
