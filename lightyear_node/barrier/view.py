@@ -108,10 +108,12 @@ class View:
         newest = self._latest.get(peer)
         if newest is not None and update.age <= newest.age:
             return None
+        if update.generation < self.generations.get(peer, NEVER)[0]:
+            return None  # what was sealed by a lost memory is void, also after we have restarted
         self._follow_generation(update, round)
         self.unrecorded |= self.testimony.vouch(update)
         if newest is not None and update.generation > newest.generation:
-            self._held.pop(peer, None)  # what was sealed by a lost memory is void
+            self._held.pop(peer, None)
         self._latest[peer] = update
         return None
 
@@ -298,8 +300,8 @@ class View:
         known, until = self.generations.get(update.peer, (update.generation, Round(0)))
         if update.generation > known:
             # It had to begin without its memory.  That is also the one way to sign a round twice,
-            # and so it is not merged for a while.
-            until = Round(round + self.terms.probation_rounds)
+            # and so it is not merged for a while.  We may be far behind, and about to catch up.
+            until = Round(max(round, update.round) + self.terms.probation_rounds)
         self.unrecorded |= self.generations.get(update.peer, NEVER)[0] < update.generation
         self.generations[update.peer] = (max(known, update.generation), until)
 
