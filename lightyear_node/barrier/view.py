@@ -100,7 +100,8 @@ class View:
         peer = update.peer
         if peer not in self.terms.peers or not 0 <= update.round <= ROUND_MAX:
             return None
-        if peer in self.quarantined:
+        # What an operator has forgiven is no evidence, and for that it is not used either.
+        if peer in self.quarantined or update.age <= self.pardoned.get(peer, NEVER):
             return None
         known = self._contradiction(update)
         if known is not None:
