@@ -266,8 +266,7 @@ class Barrier:
                 commands += self._recognise(update)
                 continue
             commands += self._learn(update)
-            known = {by, update.peer} <= self.terms.peers and by not in self._view.quarantined
-            if known and by != update.peer:
+            if {by, update.peer} <= self.terms.peers and by != update.peer:
                 self._view.testimony.report(by, update)
         return commands
 

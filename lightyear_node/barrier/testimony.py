@@ -9,7 +9,7 @@ One slot per pair of sites, with the newest two rounds of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from lightyear_node.records import PeerName, Update
 
@@ -49,11 +49,12 @@ class Testimony:
             if peer in here
         }
 
-    def supporters(self, update: Update) -> int:
+    def supporters(self, update: Update, liars: Container[PeerName]) -> int:
         """How many sites stand for an update: who signed it, we, and the others that told us."""
         reports = self._reports.get(update.peer, {})
         ours = update in self.vouched.get(update.peer, ())
-        return 1 + ours + sum(update in told for told in reports.values())
+        others = [by for by, told in reports.items() if update in told and by not in liars]
+        return 1 + ours + len(others)
 
     def contradiction(self, update: Update) -> Update | None:
         """An update that the same site has signed for the same round and generation."""

@@ -200,7 +200,9 @@ class View:
         """Whose updates are here and need only be vouched for by more sites, if enough are left."""
         if not self.terms.echo:
             return []
-        if 1 + sum(self._is_alive(peer, now) for peer in self.peers) < self.terms.echo_quorum:
+        witnesses = [peer for peer in self.peers if self._is_alive(peer, now)]
+        witnesses = [peer for peer in witnesses if peer not in self.quarantined]
+        if 1 + len(witnesses) < self.terms.echo_quorum:
             return []
         return [
             peer
@@ -324,7 +326,9 @@ class View:
         return update.age <= self.used.get(update.peer, NEVER)
 
     def _is_confirmed(self, update: Update) -> bool:
-        return not self.terms.echo or self.testimony.supporters(update) >= self.terms.echo_quorum
+        if not self.terms.echo:
+            return True
+        return self.testimony.supporters(update, self.quarantined) >= self.terms.echo_quorum
 
     def _is_better(self, newest: Update, held: Update) -> bool:
         """Whether a round that has one update of a peer is better off with another."""
