@@ -42,9 +42,9 @@ from tests.unit.barrier_bench import (
 ONE, OTHER = update(B, 3), update(B, 3, story="'")
 
 
-def found_out(**terms: int) -> Bench:
+def found_out() -> Bench:
     """In round 3, after B has been caught."""
-    bench = Bench(**{"faulty_max": 1, **terms}).in_round(3)
+    bench = Bench(faulty_max=1).in_round(3)
     bench.tell(Announced(ONE), Announced(OTHER))
     bench.tell(FetchFailed(ONE, Reason.TIMEOUT, retriable=True))
     assert bench.barrier.standing(B, bench.now) is Standing.QUARANTINED
