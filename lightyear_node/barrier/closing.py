@@ -76,14 +76,16 @@ class Closing:
             return Cause.OVERTAKEN, f"overtaken: {count(beyond, 'peer')} {are} beyond round {round}"
         return None
 
-    def leave_out(self, round: Round, now: float) -> list[PeerName]:
-        """Close without some who are there, and say whom."""
-        awaited = self._view.awaited(round, now)
+    def close(self, cause: Cause, round: Round, now: float) -> list[PeerName]:
+        """The round is over; says who is there and was not waited for any longer."""
+        left_out = self._view.awaited(round, now) if cause is Cause.GRACE else []
         waited_s = now - self._quorum_since if self._quorum_since is not None else 0.0
-        for peer in awaited:
+        for peer in left_out:
             self._patience.left_out(peer, waited_s)
-        self._view.pass_over_the_unknown()
-        return awaited
+        if cause is Cause.GRACE:
+            self._view.pass_over_the_unknown()
+        self._quorum_since = None  # whatever comes from now on is early for the next round
+        return left_out
 
     def complaint(self, round: Round, now: float) -> str | None:
         """Says from time to time that too few updates are here; nothing else is done about it."""

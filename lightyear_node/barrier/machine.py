@@ -123,7 +123,9 @@ class Barrier:
             case Accused(first, second):
                 return self._accuse(first, second)
             case Fetched(update):
-                if view.receive(update, now) and update.round >= self.round:
+                # What comes after its round has closed was not waited for, and is known to be late.
+                closed = self.phase in (Phase.JUDGING, Phase.MERGING)
+                if view.receive(update, now) and update.round >= self.round + closed:
                     self._closing.arrived(update.peer, now)
             case FetchFailed(update, reason, retriable):
                 view.fail(update, reason, self._beat_at if retriable else None)
@@ -406,7 +408,7 @@ class Barrier:
                 missing.append((peer, reason))
         self.phase = Phase.JUDGING
         self._judging = Judge(self.round, tuple(usable), tuple(missing), cause, why)
-        left_out = self._closing.leave_out(self.round, now) if cause is Cause.GRACE else []
+        left_out = self._closing.close(cause, self.round, now)
         if not left_out:
             return [self._judging]
         # A loss for both sides, and so it is said aloud.
