@@ -423,7 +423,7 @@ class Barrier:
         lines = [Verdict(peer, False, reason) for peer, reason in judging.missing]
         for update in judging.updates:
             verdict = given.get(update.peer, Verdict(update.peer, False, Reason.UNSCORED))
-            if update.peer in self._view.excluded:  # since it was asked for
+            if not self._view.is_welcome(update.peer):  # since it was asked for
                 told = update.peer in self._view.quarantined
                 reason = Reason.QUARANTINED if told else Reason.BLOCKED
                 verdict = replace(verdict, accepted=False, reason=reason, weight=0.0)

@@ -40,9 +40,9 @@ class Testimony:
         newest = sorted([update, *others], key=lambda one: one.round, reverse=True)
         reports[by] = tuple(newest[:WINDOW])
 
-    def forget_all_but(self, peers: Iterable[PeerName]) -> None:
+    def forget_reports_but_of(self, peers: Iterable[PeerName]) -> None:
+        """What we have vouched for ourselves is remembered: a site that is removed may return."""
         here = set(peers)
-        self.vouched = {peer: known for peer, known in self.vouched.items() if peer in here}
         self._reports = {
             peer: {by: told for by, told in reports.items() if by in here}
             for peer, reports in self._reports.items()

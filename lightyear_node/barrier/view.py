@@ -64,7 +64,7 @@ class View:
         """Other terms, and maybe other members."""
         self.terms, self.gone = terms, gone
         self.peers = tuple(sorted(terms.peers))
-        self.testimony.forget_all_but(self.peers)
+        self.testimony.forget_reports_but_of(self.peers)
         tables: tuple[dict[PeerName, Any], ...] = (
             self._heard_at,
             self._doing,
@@ -173,6 +173,9 @@ class View:
         """Those who are as if they were not there."""
         return (self.blocked | self.gone | self.quarantined.keys()) & self.terms.peers
 
+    def is_welcome(self, peer: PeerName) -> bool:
+        return peer in self.terms.peers and peer not in self.excluded
+
     def newest(self) -> list[Update]:
         return [update for peer, update in self._latest.items() if peer not in self.excluded]
 
@@ -239,14 +242,15 @@ class View:
             return Standing.REFUSED
         if heard_at is not None and not self._is_alive(peer, now):
             return Standing.SILENT
+        behind = newest is None or newest.round < round
+        if behind and doing is not None and doing.phase == Phase.PAUSED:
+            return Standing.PAUSED
         if newest is None or heard_at is None:
             # A site that is still starting up, or training its first update, is given one whole
             # grace period, and no more after that before it has announced something.
             if peer not in self._passed_over:
                 return Standing.AWAITED
             return Standing.SILENT if heard_at is None else Standing.LAGGING
-        if doing is not None and doing.phase == Phase.PAUSED and newest.round < round:
-            return Standing.PAUSED
         if round - newest.round >= self.terms.lag_rounds:
             return Standing.LAGGING
         return Standing.AWAITED
