@@ -1,0 +1,271 @@
+"""Other members and other terms, while rounds run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightyear_node.barrier import (
+    Accused,
+    Announced,
+    Answered,
+    Blocked,
+    Cause,
+    Commit,
+    Decide,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Heard,
+    Judge,
+    Judged,
+    Merged,
+    Phase,
+    Reformed,
+    Reported,
+    Standing,
+    Terms,
+    Train,
+)
+from lightyear_node.errors import BarrierMisuse
+from lightyear_node.records import PeerName, Reason, Round, Verdict
+from tests.unit.barrier_bench import (
+    MODEL,
+    B,
+    Bench,
+    C,
+    D,
+    E,
+    age,
+    judge_in,
+    memory,
+    noted,
+    only,
+    update,
+)
+from tests.unit.barrier_phases import BUSY, brought_to, brought_to_the_end_of_the_round
+
+
+def of(bench: Bench, peers: tuple[PeerName, ...], **terms: Any) -> Reformed:
+    """The bench's terms with other members, and whatever else is another one."""
+    return Reformed(replace(bench.terms, peers=frozenset(peers), **terms))
+
+
+WITHOUT_D = {"min_peers": 1, "faulty_max": 0}
+
+
+# In whatever phase.
+
+
+@pytest.mark.parametrize("phase", BUSY)
+def test_a_site_can_be_added_in_every_phase(phase: Phase) -> None:
+    bench = brought_to(phase)
+    note = noted("members", bench.tell(of(bench, (B, C, D, E))))
+    assert note.about == {"peers": [B, C, D, E]}
+    assert bench.phase is phase
+    bench.tell(Answered(E))
+    brought_to_the_end_of_the_round(bench)
+    assert (bench.phase, bench.barrier.round) == (Phase.TRAINING, 4)
+    # In the next round it takes part.
+    bench.tell(Announced(update(E, 3)))
+    bench.sealed()
+    assert bench.barrier.standing(E, bench.now) is Standing.AWAITED
+    bench.delivered(*(update(peer, 4) for peer in (B, C, D)))
+    assert update(E, 4) in judge_in(bench.delivered(update(E, 4))).updates
+
+
+@pytest.mark.parametrize("phase", BUSY)
+def test_a_site_can_be_removed_in_every_phase(phase: Phase) -> None:
+    bench = brought_to(phase)
+    bench.tell(of(bench, (B, C), **WITHOUT_D))
+    brought_to_the_end_of_the_round(bench)
+    assert (bench.phase, bench.barrier.round) == (Phase.TRAINING, 4)
+    bench.sealed()
+    assert only(Fetch, bench.tell(Announced(update(D, 4)), Heard(D))) == []
+    judge = judge_in(bench.delivered(update(B, 4), update(C, 4)))
+    assert judge.why == "all 2 peers delivered"
+
+
+@pytest.mark.parametrize("phase", [Phase.PAUSED, Phase.FINISHED])
+def test_members_change_also_when_no_round_runs(phase: Phase) -> None:
+    paused = phase is Phase.PAUSED
+    bench = Bench(faulty_max=1, rounds=9, remembers=memory(4 if paused else 9, paused=paused))
+    bench.start()
+    assert bench.phase is phase
+    bench.tell(of(bench, (B, C, D, E)))
+    assert bench.phase is phase
+    assert bench.barrier.standing(E, bench.now) is Standing.AWAITED
+
+
+def test_who_is_removed_while_being_judged_is_not_merged() -> None:
+    bench = brought_to(Phase.JUDGING)
+    bench.tell(of(bench, (B, C), **WITHOUT_D))
+    verdicts = tuple(Verdict(peer, True, Reason.OK, weight=0.3) for peer in (B, C, D))
+    [decide] = only(Decide, bench.tell(Judged(Round(3), verdicts)))
+    assert decide.decision.accepted == (update(B, 3), update(C, 3))
+    [line] = [line for line in decide.decision.verdicts if line.peer == D]
+    assert (line.accepted, line.reason, line.weight) == (False, Reason.BLOCKED, 0.0)
+
+
+def test_what_is_decided_stands_whoever_is_removed() -> None:
+    bench = brought_to(Phase.MERGING)
+    [decide] = only(Decide, bench.all)
+    note = noted("members", bench.tell(of(bench, (B, C), **WITHOUT_D)))
+    assert note.memory.decision == decide.decision
+    [commit] = only(Commit, bench.tell(Merged(Round(3), MODEL)))
+    assert commit.memory.used.keys() == {B, C, D}
+
+
+def test_removing_the_last_one_awaited_closes_the_round() -> None:
+    bench = Bench(faulty_max=1).in_round(3)
+    bench.delivered(update(B, 3), update(C, 3))
+    assert judge_in(bench.tell(of(bench, (B, C), **WITHOUT_D))).cause is Cause.ALL
+
+
+def test_a_removed_site_need_not_answer_and_an_added_one_should() -> None:
+    bench = Bench(faulty_max=1)
+    bench.start(answering=False)
+    bench.tell(Answered(B), Answered(D))
+    commands = bench.tell(of(bench, (B, D), **WITHOUT_D))
+    assert Train(Round(0)) in commands
+    bench = Bench(faulty_max=1)
+    bench.start(answering=False)
+    bench.tell(of(bench, (B, C, D, E)))
+    assert only(Train, bench.tell(*(Answered(peer) for peer in (B, C, D)))) == []
+    assert Train(Round(0)) in bench.tell(Answered(E))
+
+
+def test_the_answer_of_a_removed_site_does_not_help_one_without_memory() -> None:
+    bench = Bench(faulty_max=1, remembers=memory(recovering=True))
+    bench.start(answering=False)
+    bench.tell(Answered(D))
+    bench.tell(of(bench, (B, C, E)), Answered(B))
+    bench.wait(60)
+    assert bench.phase is Phase.OBSERVING
+    assert only(Train, bench.tell(Answered(C))) != []
+
+
+# What is forgotten of a removed site, and what is not.
+
+
+def test_what_was_known_of_a_removed_site_is_forgotten() -> None:
+    bench = Bench(faulty_max=1).in_round(3)
+    bench.delivered(update(D, 3))
+    bench.tell(Reported(D, (update(B, 3),)), Reported(B, (update(D, 3),)))
+    bench.tell(Announced(update(C, 3)))
+    bench.tell(FetchFailed(update(C, 3), Reason.TIMEOUT, retriable=True))
+    bench.tell(of(bench, (B,), **WITHOUT_D))
+    view = bench.barrier._view
+    tables = (view._heard_at, view._doing, view._latest, view._held, view._failed, view._fetching)
+    assert set().union(*tables, view._passed_over, view._tried_patience) <= {B}
+    assert not view.testimony._reports.get(D)
+    assert D not in view.testimony._reports.get(B, {})
+    assert update(D, 3).digest not in bench.barrier.kept()
+
+
+def test_what_is_on_its_way_from_a_removed_site_is_not_taken() -> None:
+    bench = Bench(faulty_max=1).in_round(3)
+    bench.tell(Announced(update(D, 3)))
+    bench.tell(of(bench, (B, C), **WITHOUT_D), Fetched(update(D, 3)))
+    assert bench.barrier.kept() == {bench.barrier.announced.digest}  # type: ignore[union-attr]
+
+
+def test_what_must_never_be_forgotten_is_remembered_of_the_removed_too() -> None:
+    """A site that returns has not become another one."""
+    bench = Bench(faulty_max=1, echo=True).in_round(
+        3, generations=dict.fromkeys((B, C, D), age(0, 0)), used={C: age(0, 2)}
+    )
+    bench.tell(Announced(update(C, 3)), Announced(update(D, 3, generation=1)))
+    bench.tell(Accused(update(B, 3), update(B, 3, story="'")), Blocked(frozenset({D})))
+    note = noted("members", bench.tell(of(bench, (E,), **WITHOUT_D)))
+    again = bench.restarted(note.memory)
+    again.start()
+    for site in (bench, again):
+        [back] = only(type(note), site.tell(of(bench, (B, C, D), min_peers=2, faulty_max=1)))
+        known = back.memory
+        assert known.quarantined == {B: age(0, 3)}
+        assert known.blocked == {D}
+        assert known.used == {C: age(0, 2)}
+        assert known.generations[D] == age(1, 5)
+        assert known.vouched[C] == (update(C, 3),)
+        # The echo of a round is still the first one.
+        site.tell(Announced(update(C, 3, generation=1)))
+        assert site.barrier._view.testimony.vouched[C] == (update(C, 3),)
+
+
+# The arithmetic.
+
+
+@pytest.mark.parametrize(
+    ("peers", "min_peers", "faulty_max"),
+    [((B, C), 2, 1), ((B, C, D), 3, 1), ((B, C, D), 1, 1), ((), 2, 1), ((PeerName("a"), B), 1, 0)],
+)
+@pytest.mark.parametrize("phase", BUSY)
+def test_impossible_terms_are_refused_without_change(
+    phase: Phase, peers: tuple[PeerName, ...], min_peers: int, faulty_max: int
+) -> None:
+    bench = brought_to(phase)
+    before = bench.state
+    bench.now += 100
+    with pytest.raises(BarrierMisuse):
+        bench.tell(of(bench, peers, min_peers=min_peers, faulty_max=faulty_max))
+    assert bench.state == before
+
+
+def test_the_quorums_are_those_of_the_new_members() -> None:
+    bench = Bench(faulty_max=1, echo=True).in_round(3)
+    assert (bench.barrier.terms.echo_quorum, bench.barrier.terms.vouchers) == (3, 2)
+    seven = (B, C, D, E, PeerName("f"), PeerName("g"))
+    bench.tell(of(bench, seven, min_peers=4, faulty_max=2))
+    assert (bench.barrier.terms.echo_quorum, bench.barrier.terms.vouchers) == (5, 3)
+    bench.delivered(*(update(peer, 3) for peer in seven[:3]))
+    assert bench.phase is Phase.COLLECTING
+    assert "3 of at least 4 updates here" in bench.barrier.waiting_for(bench.now)
+    # Two are not enough any more to pull us forward.
+    bench.tell(Announced(update(E, 9)), Announced(update(seven[4], 9)))
+    assert bench.barrier._view.supported() == 3
+    bench.tell(Announced(update(seven[5], 9)))
+    assert bench.barrier._view.supported() == 9
+
+
+def test_what_was_confirmed_by_few_is_not_confirmed_among_many() -> None:
+    bench = Bench(faulty_max=1, echo=True).in_round(3)
+    bench.delivered(update(B, 3), update(C, 3), update(D, 3))
+    bench.tell(Reported(C, (update(B, 3),)))
+    bench.tell(of(bench, (B, C, D, E), min_peers=3))
+    bench.delivered(update(E, 3))
+    judge = judge_in(bench.wait(16, alive=[B, C, D, E]))
+    assert dict(judge.missing) == dict.fromkeys((B, C, D, E), Reason.UNCONFIRMED)
+
+
+def test_fewer_needed_peers_close_the_round() -> None:
+    bench = Bench(faulty_max=0, min_peers=3).in_round(3)
+    bench.delivered(update(B, 3), update(C, 3))
+    assert only(Judge, bench.wait(100, alive=[D])) == []
+    bench.tell(of(bench, (B, C, D), min_peers=2))
+    assert judge_in(bench.wait(30, alive=[D])).cause is Cause.GRACE
+
+
+def test_other_times_hold_from_now_on() -> None:
+    bench = Bench(faulty_max=1).in_round(3)
+    bench.tell(of(bench, (B, C, D), grace_s=90.0, grace_min_s=90.0))
+    bench.delivered(update(B, 3), update(C, 3))
+    assert only(Judge, bench.wait(89, alive=[D])) == []
+    assert judge_in(bench.wait(1, alive=[D])).cause is Cause.GRACE
+
+
+def test_more_members_do_not_hasten_anybody() -> None:
+    """Of three new sites that are far ahead, none was there to vouch before."""
+    bench = Bench(faulty_max=1)
+    bench.start()
+    bench.tell(Announced(update(E, 50)), Announced(update(PeerName("f"), 50)))
+    bench.tell(of(bench, (B, C, D, E, PeerName("f"))))
+    bench.sealed()
+    assert bench.barrier.round == 0
+
+
+def test_terms_of_its_own() -> None:
+    assert Terms(frozenset(), 0, 0, 1).vouchers == 0
+    assert Terms(frozenset({B}), 1, 0, 1).vouchers == 1
