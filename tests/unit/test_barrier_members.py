@@ -147,6 +147,29 @@ def test_the_answer_of_a_removed_site_does_not_help_one_without_memory() -> None
     assert only(Train, bench.tell(Answered(C))) != []
 
 
+@pytest.mark.parametrize("phase", BUSY)
+def test_who_is_gone_where_it_cannot_be_spared_is_as_if_it_were_not_there(phase: Phase) -> None:
+    bench = brought_to(phase)
+    bench.tell(Reformed(bench.terms, gone=frozenset({D})))
+    assert bench.barrier.standing(D, bench.now) is Standing.BLOCKED
+    commands = brought_to_the_end_of_the_round(bench)
+    if phase is not Phase.MERGING:  # where it was decided before
+        [decide] = only(Decide, commands)
+        assert decide.decision.accepted == (update(B, 3), update(C, 3))
+    bench.sealed()
+    assert only(Fetch, bench.tell(Announced(update(D, 4)))) == []
+    # It is back as soon as the terms say so.
+    assert Fetch(update(D, 4)) in bench.tell(Reformed(bench.terms))
+
+
+def test_without_those_who_are_gone_a_round_waits() -> None:
+    bench = Bench(faulty_max=1).in_round(3)
+    bench.delivered(update(B, 3))
+    bench.tell(Reformed(bench.terms, gone=frozenset({C, D})))
+    assert only(Judge, bench.wait(600, alive=[B])) == []
+    assert "too few sites are left" in bench.barrier.waiting_for(bench.now)
+
+
 # What is forgotten of a removed site, and what is not.
 
 
