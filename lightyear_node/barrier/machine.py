@@ -45,7 +45,7 @@ from lightyear_node.barrier.records import (
     Train,
     Trained,
 )
-from lightyear_node.barrier.terms import Cause, Phase, Standing, Terms, admissible_min_peers
+from lightyear_node.barrier.terms import Phase, Standing, Terms, admissible_min_peers
 from lightyear_node.barrier.view import View
 from lightyear_node.errors import BarrierMisuse
 from lightyear_node.records import Digest, Generation, PeerName, Reason, Round, Update, Verdict

@@ -146,6 +146,8 @@ class View:
         newest = self._latest.get(peer)
         if newest is None or update.generation != newest.generation:
             return False
+        if update.age <= self.pardoned.get(peer, NEVER):
+            return False
         self._held[peer] = update
         self._tried_patience.discard(peer)
         return True

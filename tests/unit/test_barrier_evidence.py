@@ -293,6 +293,18 @@ def test_what_was_forgiven_is_not_used_either() -> None:
     assert bench.barrier.standing(B, bench.now) is Standing.AWAITED
 
 
+def test_nor_is_what_was_here_or_on_its_way_before() -> None:
+    bench = Bench(faulty_max=1).in_round(3)
+    bench.delivered(ONE)
+    bench.tell(Accused(ONE, OTHER), Pardoned(B))
+    assert bench.barrier.standing(B, bench.now) is not Standing.DELIVERED
+    bench = Bench(faulty_max=1).in_round(3)
+    bench.tell(Announced(ONE), Accused(ONE, OTHER), Pardoned(B))
+    bench.tell(Announced(update(B, 4)))
+    assert bench.tell(Fetched(ONE)) == [Fetch(update(B, 4))]
+    assert bench.barrier.standing(B, bench.now) is Standing.AWAITED
+
+
 def test_a_site_that_must_not_be_quarantined_is_not() -> None:
     """We do not quarantine ourselves, nor whoever merely passes evidence on."""
     bench = Bench(faulty_max=1).in_round(3)
