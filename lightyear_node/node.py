@@ -40,6 +40,7 @@ from lightyear_node.barrier import (
     Greet,
     Judge,
     Judged,
+    Memory,
     Merge,
     Merged,
     Note,
@@ -344,6 +345,7 @@ class Node:
                 if self._stop_after_round:
                     self.request_stop()
             case Note(kind, about, memory):
+                self._forget_old_journals(memory)
                 self._ledger.note(kind, about, memory)
                 self._observer.noted(kind, about, memory.paused, memory.quarantined)
             case Accuse(first, second, memory):
@@ -360,6 +362,13 @@ class Node:
                 self._observer.finished(self._terms.rounds, self._ledger.model)
             case _:
                 assert_never(command)
+
+    def _forget_old_journals(self, memory: Memory) -> None:
+        """A peer that had to begin without its memory has another journal than we know."""
+        before = self._ledger.memory.generations
+        for peer, (generation, _) in memory.generations.items():
+            if peer in before and generation > before[peer][0]:
+                self._diary.forget(peer)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         self._group.create_task(work)
@@ -498,12 +507,19 @@ class Node:
     def _saying(self) -> Saying:
         """Only what is durable, of all that must be: the ledger knows it, not the barrier."""
         ledger = self._ledger
+        manifest = ledger.manifest
+        current = manifest is not None and manifest.manifest.update == ledger.memory.announced
         return Saying(
             self._barrier.round,
             self._barrier.phase,
-            ledger.manifest,
+            manifest if current else None,
             progress=self._progress,
-            vouched=tuple(each for known in ledger.memory.vouched.values() for each in known),
+            vouched=tuple(
+                update
+                for peer, known in ledger.memory.vouched.items()
+                if peer in self._terms.peers  # of others, nobody would believe it
+                for update in known
+            ),
             evidence=tuple(ledger.evidence[:EVIDENCE_MAX]),
             head=self._diary.head(),
         )

@@ -286,7 +286,9 @@ class Barrier:
                 self._view.reform(terms, gone)
                 self._answered &= terms.peers
                 self._closing.reform(terms)
-                return [Note("members", {"peers": sorted(terms.peers)}, self._memory())]
+                noted = [Note("members", {"peers": sorted(terms.peers)}, self._memory())]
+                more = self.phase is Phase.FINISHED and self.round < terms.rounds
+                return [*noted, *(self._begin() if more else [])]
             case Paused(paused):
                 if paused == self.paused:
                     return []

@@ -52,13 +52,16 @@ def _print_status(answer: dict[str, Any]) -> None:
         highlight=False,
     )
     console.print(Text(answer["waiting"]))
+    for mark in ("blocked", "quarantined"):
+        if answer[mark]:
+            console.print(Text(f"{mark}: {', '.join(answer[mark])}", style="red"))
     table = Table("peer", "state", "round", "verdict", "reason", "agreement", box=None)
     colours = {"accepted": "green", "rejected": "red", "missing": "yellow"}
     for peer in answer["peers"]:
         verdict = peer["verdict"]
         table.add_row(
             peer["name"],
-            Text(peer["state"] + (f": {peer['about']}" if peer["about"] else "")),
+            Text(_state(peer)),
             "" if peer["round"] is None else str(peer["round"]),
             Text(_MARKS.get(verdict, ""), style=colours.get(verdict, "")),
             peer["reason"] or "",
@@ -72,6 +75,14 @@ def _print_status(answer: dict[str, Any]) -> None:
         f" our certificate ends on {answer['certificate_expires'][:10]}",
         highlight=False,
     )
+
+
+def _state(peer: dict[str, Any]) -> str:
+    words = [peer["state"] + (f": {peer['about']}" if peer["about"] else "")]
+    words += [f"left out {peer['left_out']} times"] if peer["left_out"] else []
+    words += [peer["differs"]] if peer["differs"] else []
+    words += [f"of ours it says: {peer['opinion']}"] if peer["opinion"] else []
+    return "; ".join(words)
 
 
 def _mib(count: int) -> str:

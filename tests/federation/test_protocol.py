@@ -30,7 +30,7 @@ from member import PACKAGE
 from test_reload import at_round, command, keys_of, said
 
 from lightyear_node.config import Malfunction
-from lightyear_node.identity import parse_join_line
+from lightyear_node.identity import Joined
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome, Statuses
 from lightyear_node.peers_file import add_peers, remove_peer
@@ -211,7 +211,7 @@ def test_sites_join_and_leave_while_rounds_run(lay_out_sites: LayOut, records: R
     a, b, c, d = homes
     for home in (a, b, c):
         remove_peer(home.directory / "peers.yaml", D)
-    joining = [parse_join_line(command(d, "id"))]
+    joining = [Joined(D, d.address, keys_of(d).certificate)]
     with Federation(homes[:3]) as federation:
         pids = [federation.pid(home.name) for home in homes[:3]]
         federation.wait_until(at_round(A, 1), DEADLINE_S)

@@ -292,3 +292,15 @@ def test_more_members_do_not_hasten_anybody() -> None:
 def test_terms_of_its_own() -> None:
     assert Terms(frozenset(), 0, 0, 1).vouchers == 0
     assert Terms(frozenset({B}), 1, 0, 1).vouchers == 1
+
+
+def test_more_rounds_are_begun_by_who_has_finished() -> None:
+    bench = Bench(rounds=1)
+    bench.start()
+    bench.sealed()
+    judge = judge_in(bench.delivered(update(B, 0), update(C, 0), update(D, 0)))
+    bench.finished_round(judge)
+    assert bench.phase is Phase.FINISHED
+    commands = bench.tell(Reformed(replace(bench.terms, rounds=2)))
+    assert bench.phase is Phase.TRAINING
+    assert only(Train, commands) == [Train(Round(1))]
