@@ -32,6 +32,7 @@ class Reason(StrEnum):
     """Why a peer's update was used, or was not.  The same word in log, journal, metric and test."""
 
     OK = "ok"
+    CAUGHT_UP = "caught_up"
     AGREEMENT_BELOW_TAU = "agreement_below_tau"
     TOO_FAR = "too_far"
     LOSS_REGRET = "loss_regret"

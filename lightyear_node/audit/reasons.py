@@ -21,6 +21,11 @@ _SAME = "both sites need the same version, task and peers.yaml: `lightyear-node 
 
 WORDS: Mapping[Reason, Words] = {
     Reason.OK: Words("it fits: its model was merged into ours", "nothing"),
+    Reason.CAUGHT_UP: Words(
+        "we had fallen far behind all others, and its model does best on our validation data: it"
+        " has replaced ours",
+        "nothing: from here on we are near the others again",
+    ),
     Reason.AGREEMENT_BELOW_TAU: Words(
         "it sees our validation data differently from our own model: the agreement is below the"
         " threshold",

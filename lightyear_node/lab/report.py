@@ -26,6 +26,7 @@ NUMBERS_NAME = "results.json"
 
 REASONS = {
     Reason.OK: "fits: close enough, sees alike, does well",
+    Reason.CAUGHT_UP: "far ahead of us: taken over in place of ours",
     Reason.TOO_FAR: "its weights are farther from ours than a round of training explains",
     Reason.AGREEMENT_BELOW_TAU: "it sees our data differently: the agreement is below τ",
     Reason.LOSS_REGRET: "it does far worse on our data than our own model",

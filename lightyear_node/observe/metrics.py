@@ -111,6 +111,6 @@ class Metrics:
 
 def _verdict_of(reason: Reason) -> str:
     """Which verdict a reason usually goes with; other pairs appear when they happen."""
-    if reason is Reason.OK:
+    if reason in (Reason.OK, Reason.CAUGHT_UP):
         return "accepted"
     return "missing" if reason in (Reason.UNREACHABLE, Reason.TIMEOUT) else "rejected"

@@ -8,6 +8,11 @@ The own model belongs to the mean (A(θ_i, θ_i) = 1 ≥ τ, and the paper's pro
 
 `guard=True` adds the checks of `guard`, and leaves peers' BatchNorm statistics out of everything.
 `guard=False` is the paper's method exactly, save that weights that are not numbers are named so.
+
+A site that joins late, or begins again without its memory, is far from all others and they from it;
+γ^t has become small, and so merging would never bring it back.  With the guard, a site for which
+everybody was too far for two rounds in a row takes over, as it is, the peers' model that does best
+on its own validation set, if that does better there than its own.
 """
 
 from __future__ import annotations
@@ -41,6 +46,9 @@ from lightyear_node.learning.statistics import is_statistic
 from lightyear_node.records import PeerName, Reason, Round, Verdict
 
 ROUNDS_ALONE = "rounds_alone"
+ROUNDS_BEHIND = 1
+"""Rounds before this one that must have passed alone: one may be an accident."""
+WHOLE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,11 @@ class Lightyear(Averaging):
         ruler = Ruler.of(own.weights, turn.start, rounds_alone) if self.guard else None
         tau = first_tau(turn.round, self.tau) if self.guard else self.tau
         verdicts = [self._judge_one(own, peer, probe, ruler, tau) for peer in peers]
+        ahead = _far_ahead(verdicts) if self.guard and self.include_self else None
+        if ahead is not None and rounds_alone >= ROUNDS_BEHIND:
+            taken = replace(ahead, accepted=True, reason=Reason.CAUGHT_UP, weight=WHOLE)
+            others = (taken if verdict is ahead else verdict for verdict in verdicts)
+            return Judgement(tuple(others), {ROUNDS_ALONE: 0})
         accepted = [peer for peer, v in zip(peers, verdicts, strict=True) if v.accepted]
         shares = self._shares(own, accepted)
         return Judgement(
@@ -126,5 +139,18 @@ class Lightyear(Averaging):
         self, own: Mapping[str, Tensor], shares: Sequence[Share], round: Round
     ) -> Iterator[tuple[str, Tensor]]:
         if self.guard:
-            return mixed(own, shares, pull=self.gamma**round, stays=is_statistic)
+            # Whoever has the whole, though we count too, is not merged with ours but replaces it.
+            replaced = self.include_self and any(share.weight == WHOLE for share in shares)
+            pull = 1.0 if replaced else self.gamma**round
+            return mixed(own, shares, pull=pull, stays=is_statistic)
         return mixed(own, shares, pull=self.gamma**round)
+
+
+def _far_ahead(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """If every sound model is too far from ours: the best of those that do better than ours."""
+    far = [verdict for verdict in verdicts if verdict.reason is Reason.TOO_FAR]
+    sound = [verdict for verdict in verdicts if "distance" in verdict.checks]
+    better = [verdict for verdict in far if verdict.checks.get("regret", 0.0) < 0]
+    if len(far) < len(sound) or not better:
+        return None
+    return min(better, key=lambda verdict: (verdict.checks["regret"], verdict.peer))

@@ -264,6 +264,49 @@ def test_a_site_that_was_alone_takes_what_it_would_have_found_too_far(digits: An
     assert found == {0: (True, 0.5), 500: (False, 1.0)}
 
 
+def behind(digits: Any, rounds_alone: int, peers: Any) -> Any:
+    """The judgement of a site that has hardly begun, when the others are far ahead."""
+    own = {name: tensor * 0.1 for name, tensor in digits.start.items()}
+    site = digits.sites[0]
+    turn = Turn(Round(40), start=own, state={"rounds_alone": rounds_alone})
+    return own, Lightyear().judge(
+        Candidate(PeerName("us"), own), peers, Probe(site.model, site.batches), turn
+    )
+
+
+def test_a_site_far_behind_takes_over_the_model_that_does_best_there(digits: Any) -> None:
+    peers = honest(digits)
+    _, first = behind(digits, 0, peers)
+    assert {verdict.reason for verdict in first.verdicts} == {Reason.TOO_FAR}
+    assert first.state == {"rounds_alone": 1}
+    own, second = behind(digits, 1, peers)
+    [taken] = [verdict for verdict in second.verdicts if verdict.accepted]
+    assert (taken.reason, taken.weight) == (Reason.CAUGHT_UP, 1.0)
+    assert taken.checks["regret"] == min(v.checks["regret"] for v in first.verdicts) < 0
+    assert second.state == {"rounds_alone": 0}
+    # As it is, however small the pull of this late round is.
+    [peer] = [peer for peer in peers if peer.peer == taken.peer]
+    merged = dict(Lightyear().merge(own, [Share(peer.peer, peer.weights, 1.0)], Round(40)))
+    assert all(torch.allclose(merged[name], peer.weights[name], atol=1e-6) for name in own)
+
+
+def test_a_site_does_not_take_over_what_does_worse_or_only_one_of_many_far_ones(
+    digits: Any,
+) -> None:
+    site = digits.sites[0]
+    own, probe = Candidate(PeerName("us"), site.weights), Probe(site.model, site.batches)
+    noise = Candidate(PeerName("noise"), {n: t * 50 for n, t in digits.start.items()})
+    turn = Turn(Round(40), start=digits.start, state={"rounds_alone": 9})
+    [verdict] = Lightyear().judge(own, [noise], probe, turn).verdicts
+    assert verdict.reason is Reason.TOO_FAR
+    # Somebody is near: then it is the far one that is wrong, however well it does.
+    _, alone = behind(digits, 1, honest(digits))
+    near = Candidate(PeerName("near"), {n: t * 0.1 for n, t in digits.start.items()})
+    _, crowd = behind(digits, 1, [*honest(digits), near])
+    assert any(verdict.accepted for verdict in alone.verdicts)
+    assert Reason.CAUGHT_UP not in {verdict.reason for verdict in crowd.verdicts}
+
+
 def test_in_the_first_round_the_guard_does_not_ask_for_agreement(digits: Any) -> None:
     site = digits.sites[0]
     own, probe = Candidate(PeerName("us"), site.weights), Probe(site.model, site.batches)
