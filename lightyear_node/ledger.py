@@ -6,7 +6,8 @@ persistence point: when it returns, the step has happened, whatever crashes next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,7 +40,18 @@ class Work:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The merged model that had the lowest loss on this site's own data."""
+
+    model: Digest
+    round: int
+    loss: float
+
+
 class Ledger:
+    """What it says it remembers is durable: it changes when the record has been written."""
+
     def __init__(
         self,
         journal: Journal,
@@ -47,8 +59,10 @@ class Ledger:
         wall_ns: Callable[[], int],
         stamp: Callable[[], int],
         on_record: Callable[[], None] = lambda: None,
+        models_kept: int = 2,
     ) -> None:
         self._journal = journal
+        self._models_kept = models_kept
         self._wall_ns = wall_ns
         self._stamp = stamp
         self._on_record = on_record
@@ -61,7 +75,8 @@ class Ledger:
         self.schema: Digest | None = kept.get("schema")
         self._dtype: str = kept.get("dtype", "float32")
         self.models: list[Digest] = kept.get("models", [])
-        """The model of the last completed round, and the one before it."""
+        """The model of the last completed round, and some of those before it."""
+        self.best: Best | None = Best(**kept["best"]) if kept.get("best") else None
         self.offered: list[Digest] = kept.get("offered", [])
         """Our last two announced updates: a transfer of the older one may still be running."""
         self.rule_state: Mapping[str, Any] = kept.get("rule_state", {})
@@ -76,6 +91,10 @@ class Ledger:
     def model(self) -> Digest:
         """What the next training starts from."""
         return self.models[0]
+
+    @property
+    def kept_models(self) -> set[Digest]:
+        return {*self.models} | ({self.best.model} if self.best else set())
 
     def start(
         self,
@@ -104,12 +123,9 @@ class Ledger:
                 hint="go back to the task, and to the `exchange` in peers.yaml, that it was begun"
                 " with, or set another `state_dir`",
             )
-        self.schema, self._dtype = schema, dtype
-        self.models = self.models or [initial_model]
-        if self._rule != rule:
-            # The sites have agreed on another rule, to which this one's state means nothing.
-            self.rule_state = {}
-        self._rule = rule
+        models = self.models or [initial_model]
+        # Where the sites have agreed on another rule, the state of this one means nothing.
+        rule_state = self.rule_state if self._rule == rule else {}
         self._append(
             "start",
             {**about, "rule": rule},
@@ -117,17 +133,18 @@ class Ledger:
             {
                 "schema": schema,
                 "dtype": dtype,
-                "models": self.models,
+                "models": models,
                 "barrier": self.memory.to_plain(),
                 "rule": rule,
-                "rule_state": dict(self.rule_state),
+                "rule_state": dict(rule_state),
             },
         )
+        self.schema, self._dtype, self.models = schema, dtype, models
+        self._rule, self.rule_state = rule, rule_state
 
     def seal(self, update: Update, memory: Memory, work: Work, manifest: SignedManifest) -> None:
         """Persistence point 1: what we are about to announce."""
-        self.memory, self.work, self.manifest = memory, work, manifest
-        self.offered = [work.outgoing, *self.offered][:2]
+        offered = [work.outgoing, *self.offered][:2]
         self._append(
             "seal",
             {"update": asdict(update), "samples": work.samples, "metrics": dict(work.metrics)},
@@ -135,32 +152,56 @@ class Ledger:
             {
                 "barrier": memory.to_plain(),
                 "work": asdict(work),
-                "offered": self.offered,
+                "offered": offered,
                 "manifest": _manifest_to_plain(manifest),
             },
         )
+        self.memory, self.work, self.manifest, self.offered = memory, work, manifest, offered
 
     def decide(self, decision: Decision, memory: Memory, rule_state: Mapping[str, Any]) -> None:
         """Persistence point 2: whose models are merged, and why the others are not."""
-        self.memory, self.rule_state = memory, rule_state
         self._append(
             "decision",
             asdict(decision) | {"rule_state": dict(rule_state)},
             decision.round,
             {"barrier": memory.to_plain(), "rule_state": dict(rule_state)},
         )
+        self.memory, self.rule_state = memory, rule_state
 
     def commit(
         self, round: Round, model: Digest, memory: Memory, metrics: Mapping[str, float]
     ) -> None:
         """Persistence point 3: the round is over."""
-        self.memory, self.models = memory, [model, *self.models][:2]
+        # A round that changed nothing has the model of the one before, which is kept once.
+        before = [kept for kept in self.models if kept != model]
+        models = [model, *before][: self._models_kept]
+        best = self.best
+        loss = metrics.get("loss", math.nan)
+        if math.isfinite(loss) and (best is None or loss < best.loss):
+            best = Best(model, round, loss)
         self._append(
             "commit",
             {"model": model, "metrics": dict(metrics)},
             round,
-            {"barrier": memory.to_plain(), "models": self.models},
+            {
+                "barrier": memory.to_plain(),
+                "models": models,
+                "best": asdict(best) if best else None,
+            },
         )
+        self.memory, self.models, self.best = memory, models, best
+
+    def fall_back(self, model: Digest, damaged: Sequence[Digest]) -> None:
+        """The newest models are damaged: training goes on from an older one, which is sound."""
+        models = self.models[self.models.index(model) :]
+        best = None if self.best and self.best.model in damaged else self.best
+        self._append(
+            "fallback",
+            {"model": model, "damaged": list(damaged)},
+            self.memory.round,
+            {"models": models, "best": asdict(best) if best else None},
+        )
+        self.models, self.best = models, best
 
     def settings(self, changes: Mapping[str, Any], *, certificate: str, agreement: Digest) -> None:
         """What an operator changed while the node runs; `certificate` is our own from now on."""
