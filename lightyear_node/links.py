@@ -70,6 +70,10 @@ class Links:
             if old is not None:
                 spawn(old.close(0.0 if peer in changes.distrusted() else limits.RETIRE_S))
 
+    def shed(self) -> None:
+        """Drop whatever on the disk only saves work."""
+        self._service.shed()
+
     def report_strangers(self) -> None:
         if self._server is not None:
             self._server.report_strangers()

@@ -52,6 +52,8 @@ def _print_status(answer: dict[str, Any]) -> None:
         highlight=False,
     )
     console.print(Text(answer["waiting"]))
+    if answer["disk"]["problem"]:
+        console.print(Text(f"NOT READY: {answer['disk']['problem']}", style="red"))
     table = Table("peer", "state", "round", "verdict", "reason", "agreement", box=None)
     colours = {"accepted": "green", "rejected": "red", "missing": "yellow"}
     for peer in answer["peers"]:
