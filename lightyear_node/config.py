@@ -53,6 +53,17 @@ def parse_duration_s(value: object) -> object:
     return value
 
 
+def parse_size_bytes(value: object) -> object:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]i?)?B\s*", value)
+        if not match:
+            raise ValueError(f"`{value}` is not a size: write 500MiB, 20GiB or 1TB")
+        unit = match[2] or ""
+        step = 1024 if unit.endswith("i") else 1000
+        return int(float(match[1]) * step ** " KMGT".index(unit[:1].upper() or " "))
+    return value
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -73,6 +84,7 @@ def _check_option(value: object) -> object:
 
 
 Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
+Bytes = Annotated[int, BeforeValidator(parse_size_bytes), Field(ge=0, le=2**60)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Option = Annotated[bool | int | float | str | None, BeforeValidator(_check_option)]
 Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), BeforeValidator(_check_port)]
@@ -250,6 +262,22 @@ class WorkerTerms(_Frozen):
     silence: Seconds = 600.0
 
 
+class DiskTerms(_Frozen):
+    """How much of the disk this node may use, and how much it must leave free."""
+
+    quota: Bytes | None = None
+    """What the state directory may hold; without it, all that the file system has."""
+    reserve: Bytes | None = None
+    """Others' updates are fetched only as long as this stays free; by default, two models."""
+
+
+class KeepTerms(_Frozen):
+    """What is kept longer than the rounds need it."""
+
+    models: int = Field(default=3, ge=1, le=1000)
+    """The models of so many last rounds; that of the best round is kept besides."""
+
+
 class Malfunction(_Frozen):
     """For experiments only: what this site's outgoing model is corrupted with."""
 
@@ -282,6 +310,8 @@ class Site(_Frozen):
     http: Http = Http()
     log: Log = Log()
     worker: WorkerTerms = WorkerTerms()
+    disk: DiskTerms = DiskTerms()
+    keep: KeepTerms = KeepTerms()
     rule: RuleOverrides = RuleOverrides()
     share_verdicts: bool = False
     """Whether a peer is told what became of its update here, and why; never the score."""

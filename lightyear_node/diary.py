@@ -6,7 +6,10 @@ and it of ours.  Must not know how it travels.
 
 from __future__ import annotations
 
+import contextlib
+
 from lightyear_node.archive import Archive
+from lightyear_node.errors import DiskFull
 from lightyear_node.ledger import Ledger
 from lightyear_node.observe.observer import Observer
 from lightyear_node.records import Opinion, PeerName, SignedHead
@@ -58,5 +61,6 @@ class Diary:
 
     def told(self, peer: PeerName, opinion: Opinion) -> None:
         """A peer says what it thinks of an update of ours."""
-        if self._ledger.told(peer, opinion):
-            self._observer.opinion(peer, opinion)
+        with contextlib.suppress(DiskFull):  # it will say so again
+            if self._ledger.told(peer, opinion):
+                self._observer.opinion(peer, opinion)

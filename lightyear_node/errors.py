@@ -11,7 +11,8 @@
     │   ├── WorkerDied                 killed, out of memory, silent for too long
     │   └── TaskFailed                 the user's model or data raised
     ├── StoreError                 the disk; stop before a lie is recorded            exit 4
-    │   └── JournalCorrupt
+    │   ├── JournalCorrupt
+    │   └── DiskFull                   no space left; tried again until there is, never fatal
     └── BarrierMisuse              our own mistake; crash with the journal intact     exit 70
 
 A low score is a `Verdict` and a missing peer is part of a round's outcome: neither is an error.
@@ -77,6 +78,10 @@ class StoreError(LightyearError):
 
 class JournalCorrupt(StoreError):
     pass
+
+
+class DiskFull(StoreError):
+    """Nothing was written that counts; the same step succeeds when there is room again."""
 
 
 class BarrierMisuse(LightyearError):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Mapping, Set
@@ -36,7 +38,7 @@ from lightyear_node.config import (
     load_agreement,
     load_site,
 )
-from lightyear_node.errors import AlreadyRunning, ConfigError, StoreError
+from lightyear_node.errors import AlreadyRunning, ConfigError, DiskFull, StoreError
 from lightyear_node.identity import Certificate, Identity, fingerprint
 from lightyear_node.journal import Journal
 from lightyear_node.records import Digest, PeerName
@@ -223,18 +225,23 @@ class State:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as problem:
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _unwritable(directory, problem) from None
             raise StoreError(
                 f"{directory}: cannot be made: {problem.strerror}",
                 hint="check the owner and mode of the folder above",
             ) from None
         self.directory = directory
-        self._lock = _lock(directory / "LOCK")
-        self.journal = Journal(directory / "journal.db")
-        self.updates = Store(directory / "updates")
-        self.models = Store(directory / "models", suffix=".safetensors")
-        self.carry = Store(directory / "carry")
-        for store in (self.updates, self.models, self.carry):
-            store.clear_scratch()
+        with contextlib.ExitStack() as undo:
+            self._lock = undo.enter_context(_lock(directory / "LOCK"))
+            self.journal = Journal(directory / "journal.db")
+            undo.callback(self.journal.close)
+            self.updates = Store(directory / "updates")
+            self.models = Store(directory / "models", suffix=".safetensors")
+            self.carry = Store(directory / "carry")
+            for store in (self.updates, self.models, self.carry):
+                store.clear_scratch()
+            undo.pop_all()
 
     def check(self, store: Store, *digests: Digest) -> None:
         for digest in digests:
@@ -259,10 +266,7 @@ def _lock(path: Path) -> TextIO:
     try:
         file = path.open("a+")
     except OSError as problem:
-        raise StoreError(
-            f"{path}: cannot be written: {problem.strerror}",
-            hint="the node needs to write its state directory: check owner, mode and disk",
-        ) from None
+        raise _unwritable(path, problem) from None
     try:
         # The kernel drops the lock with the process, however that ends.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -274,7 +278,21 @@ def _lock(path: Path) -> TextIO:
             f"another node (process {owner or 'unknown'}) is running on {path.parent}",
             hint="stop it first, or give this one its own home directory",
         ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
+    try:
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+    except OSError as problem:
+        with contextlib.suppress(OSError):  # what could not be written cannot be flushed either
+            file.close()
+        raise _unwritable(path, problem) from None
     return file
+
+
+def _unwritable(path: Path, problem: OSError) -> StoreError:
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{path}: {problem.strerror}")
+    return StoreError(
+        f"{path}: cannot be written: {problem.strerror}",
+        hint="the node needs to write its state directory: check owner, mode and disk",
+    )

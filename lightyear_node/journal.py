@@ -22,13 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightyear_node.errors import JournalCorrupt, StoreError
+from lightyear_node.errors import DiskFull, JournalCorrupt, StoreError
 from lightyear_node.records import Digest, SignedHead
 
 Plain = Mapping[str, Any]
 Sign = Callable[[int, Digest], SignedHead]
 """Signs the head of a journal: the number of its newest record, and its hash."""
 FIRST_HASH = "0" * 64
+
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# Beside the plain word for it: SQLite could not make the index of its log any larger.
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS memory (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -105,12 +109,15 @@ class Journal:
         self._path = path
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
+        except sqlite3.Error as problem:
+            raise _trouble(path, "opened", problem) from problem
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             # FULL: a commit that returned is on the disk, also after a power cut.
             self._db.execute("PRAGMA synchronous=FULL")
             sound = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if sound != "ok":
-                raise sqlite3.DatabaseError(sound)
+                raise _corrupt(path, sound)
             self._db.executescript(_SCHEMA)
             self._db.execute("BEGIN")  # all of one moment, should somebody else be writing
             last = self._db.execute(
@@ -122,8 +129,12 @@ class Journal:
             self.signed_head = (
                 SignedHead(head[0], head[1], bytes.fromhex(head[2])) if head else None
             )
-        except (sqlite3.DatabaseError, ValueError, TypeError) as problem:
-            raise _unreadable(path, problem) from problem
+        except sqlite3.Error as problem:
+            self._db.close()
+            raise _trouble(path, "opened", problem) from problem
+        except (ValueError, TypeError) as problem:
+            self._db.close()
+            raise _corrupt(path, problem) from problem
         self._seq: int = last[0] if last else 0
         self._hash: str = last[1] if last else FIRST_HASH
         self.lamport: int = last[2] if last else 0
@@ -150,8 +161,11 @@ class Journal:
         return self._seq
 
     def memory(self) -> dict[str, Any]:
-        rows = self._db.execute("SELECT key, value FROM memory")
-        return {key: json.loads(value) for key, value in rows}
+        try:
+            rows = self._db.execute("SELECT key, value FROM memory")
+            return {key: json.loads(value) for key, value in rows}
+        except (sqlite3.Error, ValueError) as problem:
+            raise _corrupt(self._path, problem) from problem
 
     def append(
         self,
@@ -213,15 +227,14 @@ class Journal:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                # After some failures SQLite has done so itself; after none is it left open.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
         except sqlite3.Error as problem:
-            raise StoreError(
-                f"{self._path}: cannot record: {problem}",
-                hint="is the disk full or read-only? nothing was announced",
-            ) from problem
+            raise _trouble(self._path, "written", problem) from problem
 
 
 class Copy:
@@ -276,7 +289,7 @@ def reading(path: Path, *, thoroughly: bool = False) -> Iterator[Copy]:
                     raise sqlite3.DatabaseError(sound)
             yield Copy(db)
     except sqlite3.Error as problem:
-        raise _unreadable(path, problem) from problem
+        raise _corrupt(path, problem) from problem
 
 
 def peek(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -289,7 +302,7 @@ def peek(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             starts = deque(copy.rows("start"), maxlen=1)
             return memory, json.loads(starts[0].body) if starts else {}
     except (ValueError, TypeError) as problem:
-        raise _unreadable(path, problem) from problem
+        raise _corrupt(path, problem) from problem
 
 
 def unchained(
@@ -302,8 +315,27 @@ def unchained(
         before, expected_seq = row.hash, row.seq + 1
 
 
-def _unreadable(path: Path, problem: Exception) -> JournalCorrupt:
-    return JournalCorrupt(f"{path}: the journal cannot be read: {problem}", hint=_RESTORE)
+def _trouble(path: Path, what: str, problem: sqlite3.Error) -> StoreError:
+    """Who must act: only a lack of space passes by itself, and only damage needs a backup."""
+    code = getattr(problem, "sqlite_errorcode", None) or 0
+    about = f"{path}: the journal cannot be {what}: {problem}"
+    if code in _FULL:
+        return DiskFull(about)
+    if code & 0xFF in _CORRUPT:
+        return _corrupt(path, problem)
+    return StoreError(
+        about,
+        hint="check the disk, and the owner and mode of the state directory; nothing was announced",
+    )
+
+
+def _corrupt(path: Path, problem: object) -> JournalCorrupt:
+    folder = path.parent
+    return JournalCorrupt(
+        f"{path}: the journal cannot be read: {problem}",
+        hint="restore the whole state directory from a backup, or move it away to start anew:"
+        f" mv {folder} {folder}.damaged",
+    )
 
 
 def canonical(value: object) -> str:

@@ -7,13 +7,14 @@ are pure functions of files, so doing one twice gives the same bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightyear_node.errors import WorkerDied, WorkerError
+from lightyear_node.errors import StoreError, WorkerDied, WorkerError
 from lightyear_node.home import State
 from lightyear_node.ledger import Work
 from lightyear_node.records import Digest, Opened, PeerName, Round, Verdict
@@ -54,43 +55,54 @@ class Learner:
         self._state = state
         self._on_death = on_death
         self._warn = warn
+        self._opened: Opened | None = None
 
     async def open(self) -> OpenedModel:
         """Build the user's task and write the model before round 0."""
         models = self._state.models
-        scratch, wire_header = models.scratch_path(), models.scratch_path()
-        opened = Opened(**await self._worker.open())
-        answer = await self._worker.call("initial", out=str(scratch), wire_header=str(wire_header))
-        initial = await _adopt(models, scratch)
-        return OpenedModel(
-            opened,
-            initial,
-            header=_taken(wire_header),
-            wire_raw_bytes=answer["wire_raw_bytes"],
-            home_schema=_schema(_header(models.path(initial.digest))),
-        )
+        with _scratch(models, models) as (scratch, wire_header):
+            # Whoever tries again, for want of space, has the task built already.
+            self._opened = self._opened or Opened(**await self._worker.open())
+            answer = await self._worker.call(
+                "initial", out=str(scratch), wire_header=str(wire_header)
+            )
+            initial = await _adopt(models, scratch)
+            return OpenedModel(
+                self._opened,
+                initial,
+                header=wire_header.read_bytes(),
+                wire_raw_bytes=answer["wire_raw_bytes"],
+                home_schema=_schema(_header(models.path(initial.digest))),
+            )
 
     async def train(self, round: Round, base: Digest, carry: Digest | None) -> Work:
+        try:
+            return await self._train(round, base, carry)
+        except StoreError:
+            # What this training has left in memory must not be where the next attempt begins.
+            await self._worker.stop()
+            raise
+
+    async def _train(self, round: Round, base: Digest, carry: Digest | None) -> Work:
         updates, carries = self._state.updates, self._state.carry
-        own, outgoing = updates.scratch_path(), updates.scratch_path()
-        carry_out = carries.scratch_path()
-        answer = await self._do(
-            "train",
-            round=round,
-            base=str(self._state.models.path(base)),
-            carry=str(carries.path(carry)) if carry else None,
-            own=str(own),
-            outgoing=str(outgoing),
-            carry_out=str(carry_out),
-        )
-        if answer["clamped"]:
-            self._warn(
-                f"round {round}: {answer['clamped']} weights were too large for the type that"
-                " `exchange.dtype` names, and were sent as its largest number"
+        with _scratch(updates, updates, carries) as (own, outgoing, carry_out):
+            answer = await self._do(
+                "train",
+                round=round,
+                base=str(self._state.models.path(base)),
+                carry=str(carries.path(carry)) if carry else None,
+                own=str(own),
+                outgoing=str(outgoing),
+                carry_out=str(carry_out),
             )
-        stored = await _adopt(updates, own)
-        sent = await _adopt(updates, outgoing) if outgoing.exists() else stored
-        kept = await _adopt(carries, carry_out)
+            if answer["clamped"]:
+                self._warn(
+                    f"round {round}: {answer['clamped']} weights were too large for the type that"
+                    " `exchange.dtype` names, and were sent as its largest number"
+                )
+            stored = await _adopt(updates, own)
+            sent = await _adopt(updates, outgoing) if outgoing.exists() else stored
+            kept = await _adopt(carries, carry_out)
         return Work(
             own=stored.digest,
             outgoing=sent.digest,
@@ -125,19 +137,19 @@ class Learner:
     async def merge(
         self, round: Round, work: Work, accepted: Sequence[tuple[PeerName, Digest, float]]
     ) -> tuple[Digest, Mapping[str, float]]:
-        scratch = self._state.models.scratch_path()
-        answer = await self._do(
-            "merge",
-            round=round,
-            own=str(self._state.updates.path(work.own)),
-            carry=str(self._state.carry.path(work.carry)),
-            accepted=[
-                {**self._candidate(peer, digest).to_plain(), "weight": weight}
-                for peer, digest, weight in accepted
-            ],
-            out=str(scratch),
-        )
-        stored = await _adopt(self._state.models, scratch)
+        with _scratch(self._state.models) as (scratch,):
+            answer = await self._do(
+                "merge",
+                round=round,
+                own=str(self._state.updates.path(work.own)),
+                carry=str(self._state.carry.path(work.carry)),
+                accepted=[
+                    {**self._candidate(peer, digest).to_plain(), "weight": weight}
+                    for peer, digest, weight in accepted
+                ],
+                out=str(scratch),
+            )
+            stored = await _adopt(self._state.models, scratch)
         return stored.digest, answer["metrics"]
 
     def _candidate(self, peer: PeerName, digest: Digest, samples: int = 0) -> Candidate:
@@ -168,10 +180,15 @@ def _header(path: Path) -> bytes:
         return length + file.read(int.from_bytes(length, "little"))
 
 
-def _taken(path: Path) -> bytes:
-    content = path.read_bytes()
-    path.unlink()
-    return content
+@contextlib.contextmanager
+def _scratch(*stores: Store) -> Iterator[list[Path]]:
+    """Names for a job's files; whatever was not adopted is gone afterwards, half written or not."""
+    paths = [store.scratch_path() for store in stores]
+    try:
+        yield paths
+    finally:
+        for store, path in zip(stores, paths, strict=True):
+            store.clear_scratch(path)
 
 
 async def _adopt(store: Store, scratch: Path) -> Stored:

@@ -6,7 +6,8 @@ persistence point: when it returns, the step has happened, whatever crashes next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,7 +45,18 @@ class Work:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The merged model that had the lowest loss on this site's own data."""
+
+    model: Digest
+    round: int
+    loss: float
+
+
 class Ledger:
+    """What it says it remembers is durable: it changes when the record has been written."""
+
     def __init__(
         self,
         journal: Journal,
@@ -54,8 +66,10 @@ class Ledger:
         find: Callable[[Update], SignedManifest | None] = lambda update: None,
         on_record: Callable[[], None] = lambda: None,
         sign: Sign | None = None,
+        models_kept: int = 2,
     ) -> None:
         self._journal = journal
+        self._models_kept = models_kept
         self._wall_ns = wall_ns
         self._stamp = stamp
         self._find = find
@@ -78,7 +92,8 @@ class Ledger:
         self.schema: Digest | None = kept.get("schema")
         self._dtype: str = kept.get("dtype", "float32")
         self.models: list[Digest] = kept.get("models", [])
-        """The model of the last completed round, and the one before it."""
+        """The model of the last completed round, and some of those before it."""
+        self.best: Best | None = Best(**kept["best"]) if kept.get("best") else None
         self.offered: list[Digest] = kept.get("offered", [])
         """Our last two announced updates: a transfer of the older one may still be running."""
         self.rule_state: Mapping[str, Any] = kept.get("rule_state", {})
@@ -130,6 +145,10 @@ class Ledger:
         """What the next training starts from."""
         return self.models[0]
 
+    @property
+    def kept_models(self) -> set[Digest]:
+        return {*self.models} | ({self.best.model} if self.best else set())
+
     def start(
         self,
         *,
@@ -159,27 +178,26 @@ class Ledger:
                 hint="go back to the task, and to the `exchange` in peers.yaml, that it was begun"
                 " with, or set another `state_dir`",
             )
-        self.schema, self._dtype = schema, dtype
-        if recovered:
-            self.memory = replace(self.memory, recovering=True)
-        self.models = self.models or [initial_model]
-        if self._rule != rule:
-            # The sites have agreed on another rule, to which this one's state means nothing.
-            self.rule_state = {}
-        self._rule = rule
+        memory = replace(self.memory, recovering=self.memory.recovering or recovered)
+        models = self.models or [initial_model]
+        # Where the sites have agreed on another rule, the state of this one means nothing.
+        rule_state = self.rule_state if self._rule == rule else {}
         self._append(
             "start",
             {**about, "rule": rule},
-            self.memory.round,
+            memory.round,
             {
                 "schema": schema,
                 "dtype": dtype,
-                "models": self.models,
-                "barrier": self.memory.to_plain(),
+                "models": models,
+                "barrier": memory.to_plain(),
                 "rule": rule,
-                "rule_state": dict(self.rule_state),
+                "rule_state": dict(rule_state),
             },
         )
+        self.memory = memory
+        self.schema, self._dtype, self.models = schema, dtype, models
+        self._rule, self.rule_state = rule, rule_state
 
     def seal(self, update: Update, memory: Memory, work: Work, manifest: SignedManifest) -> None:
         """Persistence point 1: what we are about to announce."""
@@ -221,7 +239,13 @@ class Ledger:
         self, round: Round, model: Digest, memory: Memory, metrics: Mapping[str, float]
     ) -> None:
         """Persistence point 3: the round is over, and our whole history is signed with it."""
-        models = [model, *self.models][:2]
+        # A round that changed nothing has the model of the one before, which is kept once.
+        before = [kept for kept in self.models if kept != model]
+        models = [model, *before][: self._models_kept]
+        best = self.best
+        loss = metrics.get("loss", math.nan)
+        if math.isfinite(loss) and (best is None or loss < best.loss):
+            best = Best(model, round, loss)
         self._append(
             "commit",
             {
@@ -230,10 +254,14 @@ class Ledger:
                 "heads": _heads_to_plain(self._witnessed),
             },
             round,
-            {"barrier": memory.to_plain(), "models": models},
+            {
+                "barrier": memory.to_plain(),
+                "models": models,
+                "best": asdict(best) if best else None,
+            },
             sign=self._sign,
         )
-        self.memory, self.models = memory, models
+        self.memory, self.models, self.best = memory, models, best
 
     def told(self, peer: PeerName, opinion: Opinion) -> bool:
         """What a peer says that it decided about an update of ours; true if that is news.
@@ -253,6 +281,18 @@ class Ledger:
         self._told = told
         return True
 
+    def fall_back(self, model: Digest, damaged: Sequence[Digest]) -> None:
+        """The newest models are damaged: training goes on from an older one, which is sound."""
+        models = self.models[self.models.index(model) :]
+        best = None if self.best and self.best.model in damaged else self.best
+        self._append(
+            "fallback",
+            {"model": model, "damaged": list(damaged)},
+            self.memory.round,
+            {"models": models, "best": asdict(best) if best else None},
+        )
+        self.models, self.best = models, best
+
     def settings(self, changes: Mapping[str, Any], *, certificate: str, agreement: Digest) -> None:
         """What an operator changed while the node runs; `certificate` is our own from now on."""
         body = {**changes, "certificate": certificate, "agreement": agreement}
@@ -260,22 +300,24 @@ class Ledger:
 
     def note(self, kind: str, about: Mapping[str, Any], memory: Memory) -> None:
         """Whatever else has changed the barrier's memory."""
+        seen = self._vouched(memory)
         body = dict(about)
         if kind == "witness":
-            known = set(map(_signature_of, self.seen))
-            news = [one for one in self._vouched(memory) if _signature_of(one) not in known]
+            known = {signed.signature for signed in self.seen}
+            news = [signed for signed in seen if signed.signature not in known]
             body["updates"] = [_manifest_to_plain(signed) for signed in news]
-            self.seen = self._vouched(memory)
         self._append(
             kind,
             body,
             memory.round,
             {
                 "barrier": memory.to_plain(),
-                "seen": [_manifest_to_plain(signed) for signed in self._vouched(memory)],
+                "seen": [_manifest_to_plain(signed) for signed in seen],
             },
         )
         self.memory = memory
+        if kind == "witness":
+            self.seen = seen
 
     def accuse(self, evidence: Evidence, memory: Memory) -> None:
         """Persistence point 4: a peer has told two stories, and here are both."""
@@ -339,10 +381,6 @@ class Ledger:
         )
         self._witnessed_since = False
         self._on_record()
-
-
-def _signature_of(signed: SignedManifest) -> bytes:
-    return signed.signature
 
 
 def _evidence_to_plain(evidence: Evidence) -> dict[str, Any]:

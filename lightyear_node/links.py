@@ -69,6 +69,10 @@ class Links:
                 spawn(old.close(0.0 if peer in changes.distrusted() else limits.RETIRE_S))
         self._lend(spawn)
 
+    def shed(self) -> None:
+        """Drop whatever on the disk only saves work."""
+        self._service.shed()
+
     def report_strangers(self) -> None:
         if self._server is not None:
             self._server.report_strangers()

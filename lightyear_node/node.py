@@ -18,6 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, assert_never
 
 from lightyear_node import __version__
@@ -54,7 +55,13 @@ from lightyear_node.barrier import (
 )
 from lightyear_node.conversation import Conversation, Facts, Saying
 from lightyear_node.diary import Diary
-from lightyear_node.errors import ConfigError, PeerError, PeerMisbehaved, WorkerError
+from lightyear_node.errors import (
+    ConfigError,
+    DiskFull,
+    PeerError,
+    PeerMisbehaved,
+    WorkerError,
+)
 from lightyear_node.home import Home, State
 from lightyear_node.learner import Learner, OpenedModel
 from lightyear_node.ledger import Ledger, Work
@@ -64,9 +71,18 @@ from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import REMOVED, Observer, PeerView
 from lightyear_node.operator_commands import Operator
-from lightyear_node.records import Digest, Manifest, PeerName, Reason, Round, Update
+from lightyear_node.records import (
+    CHUNK_BYTES,
+    Digest,
+    Manifest,
+    PeerName,
+    Reason,
+    Round,
+    Update,
+)
 from lightyear_node.reload import Watch, adopted, compare
-from lightyear_node.shelf import Shelf
+from lightyear_node.shelf import Shelf, drop_leftovers
+from lightyear_node.space import Needs, Space
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
 from lightyear_node.transport.limits import EVIDENCE_MAX
@@ -133,6 +149,11 @@ class Node:
         self._learner = Learner(
             self._worker, self._state, self._observer.worker_restarted, log.warning
         )
+        self._space = Space(self._state.directory, home.site.disk, self._observer)
+        self._space.release = lambda enough, for_ourselves: drop_leftovers(self._state)
+        self._observer.metrics.disk_free.set_function(self._space.free)
+        self._settled: Saying | None = None
+        self._beat_at = 0.0
 
     def request_stop(self) -> None:
         self._stop.set()
@@ -146,9 +167,13 @@ class Node:
             async with asyncio.TaskGroup() as self._group:
                 self._spawn(self._stop_when_asked())
                 self._observer.log.info("building the task %s", self._home.site.task.entry)
-                self._begin(await self._learner.open())
-                await asyncio.to_thread(self._shelf.check)
+                model = await self._space.through("the first model", self._learner.open)
+                self._observer.introduce(model.opened)
+                await self._write(lambda: self._begin(model))
+                await self._check_files()
                 async with self._listening():
+                    self._space.release = self._make_room
+                    self._spawn(self._space.watch())
                     self._spawn(self._follow_settings())
                     await self._turn()
         except BaseExceptionGroup as problems:
@@ -168,7 +193,6 @@ class Node:
     def _begin(self, model: OpenedModel) -> None:
         """Everything that needs to know the model, up to the first durable record."""
         home, observer = self._home, self._observer
-        observer.introduce(model.opened)
         initial = model.initial
         facts = Facts(
             us=home.us,
@@ -196,6 +220,7 @@ class Node:
             find=self._archive.find,
             on_record=observer.metrics.records.inc,
             sign=lambda seq, hash: self._home.identity.sign_head(facts.federation, seq, hash),
+            models_kept=home.site.keep.models,
         )
         self._archive.restore(self._ledger.seen)
         witnesses = Witnesses(
@@ -221,6 +246,15 @@ class Node:
             offer=self._offer,
             wall_ns=time.time_ns,
             lamport=self._state.journal.lamport,
+        )
+        self._space.size_up(
+            Needs(
+                model=initial.raw_bytes,
+                update=model.wire_raw_bytes,
+                carry=self._state.carry.largest(),
+                peers=len(home.others),
+                models_kept=home.site.keep.models,
+            )
         )
         self._ledger.start(
             schema=model.home_schema,
@@ -288,7 +322,9 @@ class Node:
     # The loop.
 
     async def _turn(self) -> None:
-        self._carry_out_all(self._barrier.start(time.monotonic(), int(time.time())))
+        await self._carry_out_all(
+            self._barrier.start(time.monotonic(), int(time.time())), self._saying()
+        )
         while True:
             event: Event = Tick()
             with contextlib.suppress(TimeoutError):
@@ -296,7 +332,8 @@ class Node:
                     event = await self._events.get()
             self._turned_at = now = time.monotonic()
             self._links.report_strangers()
-            self._carry_out_all(self._barrier.handle(event, now))
+            before = self._saying()
+            await self._carry_out_all(self._barrier.handle(event, now), before)
             self._observer.at(
                 self._barrier.round, self._barrier.phase, self._barrier.waiting_for(now)
             )
@@ -314,9 +351,32 @@ class Node:
             for view in self._observer.peers.values()
         )
 
-    def _carry_out_all(self, commands: list[Command]) -> None:
+    async def _carry_out_all(self, commands: list[Command], before: Saying) -> None:
+        """On a full disk, wait until each is done before the next one is looked at.
+
+        Nothing is awaited otherwise.  Meanwhile peers hear what we said `before`.
+        """
+        self._settled = before
         for command in commands:
-            self._carry_out(command)
+            await self._write(partial(self._carry_out, command), meanwhile=self._go_on_talking)
+        self._settled = None
+
+    async def _write(
+        self, step: Callable[[], None], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Do what may have to be recorded, as soon as there is room for the record."""
+
+        async def write() -> None:
+            step()
+
+        await self._space.through("a record in the journal", write, meanwhile=meanwhile)
+
+    def _go_on_talking(self) -> None:
+        """The loop stands still, but we are alive."""
+        self._turned_at = time.monotonic()
+        if self._turned_at >= self._beat_at:
+            self._beat_at = self._turned_at + self._terms.heartbeat_s
+            self._contact_everybody()
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -377,38 +437,59 @@ class Node:
 
     async def _train(self, round: Round) -> None:
         carry = self._ledger.work.carry if self._ledger.work else None
-        self._work = await self._learner.train(round, self._ledger.model, carry)
+        train = partial(self._learner.train, round, self._ledger.model, carry)
+        self._work = await self._space.through("training", train, self._space.needs.training)
+        self._space.needs = replace(self._space.needs, carry=self._state.carry.largest())
         self._observer.trained(round, self._work.metrics)
         self._events.put_nowait(Trained(self._work.outgoing))
 
     async def _fetch(self, update: Update) -> None:
         if self._state.updates.has(update.digest):
+            self._shelf.received(update, self._barrier.kept())
             self._events.put_nowait(Fetched(update))
             return
-        signed = self._archive.find(update)
-        if signed is None:  # pushed out by newer ones, of which the barrier is about to hear
+        if self._archive.find(update) is None:
+            # Pushed out by newer ones, of which the barrier is about to hear.
             self._events.put_nowait(FetchFailed(update, Reason.STALE_ROUND, retriable=True))
             return
         try:
-            async with self._links.fetch_slots:
-                client = self._links.clients.get(update.peer)
-                if client is None:
-                    raise PeerError(update.peer, Reason.BLOCKED, "no longer in peers.yaml")
-                transfer = await client.fetch(
-                    signed.manifest,
-                    self._state.updates,
-                    self._facts.grid,
-                    lambda done, total: self._arriving(update.peer),
-                )
+            await self._bring(update)
+        except DiskFull as problem:
+            self._observer.transfer_failed(update.peer, Reason.DISK_FULL, str(problem))
+            self._events.put_nowait(FetchFailed(update, Reason.DISK_FULL, retriable=True))
         except PeerError as problem:
             self._observer.transfer_failed(update.peer, problem.reason, str(problem))
             # Bytes that came whole and were wrong will not be right another time.
             retriable = not isinstance(problem, PeerMisbehaved)
             self._events.put_nowait(FetchFailed(update, problem.reason, retriable))
         else:
-            self._observer.transferred(update.peer, "received", transfer)
-            self._shelf.received(update, self._barrier.kept())
             self._events.put_nowait(Fetched(update))
+
+    async def _bring(self, update: Update) -> None:
+        """Bring a peer's update here, if there is room for it."""
+        updates = self._state.updates
+        async with self._links.fetch_slots:
+            client = self._links.clients.get(update.peer)
+            signed = self._archive.find(update)
+            if client is None or signed is None:
+                raise PeerError(update.peer, Reason.BLOCKED, "no longer in peers.yaml")
+            here = updates.partial_chunks(update.digest, signed.manifest.raw_bytes) * CHUNK_BYTES
+            with self._space.coming(max(0, signed.manifest.raw_bytes - here)):
+                transfer = await client.fetch(
+                    signed.manifest,
+                    updates,
+                    self._facts.grid,
+                    lambda done, total: self._arriving(update.peer),
+                )
+        self._observer.transferred(update.peer, "received", transfer)
+        self._shelf.received(update, self._barrier.kept())
+
+    async def _bring_back(self, update: Update) -> None:
+        """Of what is to be judged, one that a full disk has cost us since it came."""
+        if self._state.updates.has(update.digest):
+            return
+        with contextlib.suppress(PeerError):  # it has gone on meanwhile, and is not judged
+            await self._space.through("a peer's update", partial(self._bring, update))
 
     def _arriving(self, peer: PeerName) -> None:
         """A chunk has come.  On a narrow line the answer to a heartbeat may wait behind it."""
@@ -417,7 +498,11 @@ class Node:
 
     async def _judge(self, judge: Judge) -> None:
         assert self._work is not None
-        peers = [(u.peer, u.digest, self._samples(u)) for u in judge.updates]
+        self._shelf.use(judge.updates)
+        for update in judge.updates:
+            await self._bring_back(update)
+        here = [update for update in judge.updates if self._state.updates.has(update.digest)]
+        peers = [(u.peer, u.digest, self._samples(u)) for u in here]
         try:
             verdicts, self._rule_state = await self._learner.judge(
                 judge.round, self._work, self._ledger.model, peers, self._ledger.rule_state
@@ -435,7 +520,8 @@ class Node:
         decision = merge.decision
         weights = {verdict.peer: verdict.weight for verdict in decision.verdicts}
         accepted = [(u.peer, u.digest, weights[u.peer]) for u in decision.accepted]
-        model, metrics = await self._learner.merge(decision.round, self._work, accepted)
+        merge_all = partial(self._learner.merge, decision.round, self._work, accepted)
+        model, metrics = await self._space.through("merging", merge_all, self._space.needs.model)
         self._merged_metrics = dict(metrics)
         self._events.put_nowait(Merged(decision.round, model))
 
@@ -472,11 +558,17 @@ class Node:
         self._facts = replace(
             self._facts, agreement=home.agreement.digest(), clauses=home.agreement.clauses()
         )
-        self._ledger.settings(
+        record = partial(
+            self._ledger.settings,
             changes.to_plain(),
             certificate=home.identity.fingerprint,
             agreement=self._facts.agreement,
         )
+        try:
+            record()
+        except DiskFull:
+            # Whoever is removed is cut off now, and not when there is room to write it down.
+            self._spawn(self._write(record))
         self._archive.agree(home.certificates)
         self._conversation.agree(self._facts)
         for peer in changes.removed:
@@ -506,6 +598,8 @@ class Node:
 
     def _saying(self) -> Saying:
         """Only what is durable, of all that must be: the ledger knows it, not the barrier."""
+        if self._settled is not None:
+            return self._settled
         ledger = self._ledger
         manifest = ledger.manifest
         current = manifest is not None and manifest.manifest.update == ledger.memory.announced
@@ -545,6 +639,7 @@ class Node:
             "blocked": sorted(self._ledger.memory.blocked),
             "quarantined": sorted(self._ledger.memory.quarantined),
             "certificate_expires": self._home.identity.certificate.expires.isoformat(),
+            "disk": {"free": self._space.free(), "problem": self._space.problem},
             **self._observer.status(),
         }
 
@@ -558,7 +653,23 @@ class Node:
             problems.append("the worker is not running")
         if self._home.identity.certificate.expires <= datetime.now(UTC):
             problems.append("our certificate has ended")
+        if self._space.problem is not None:
+            problems.append(self._space.problem)
         return problems
+
+    # The disk.
+
+    async def _check_files(self) -> None:
+        damaged = await asyncio.to_thread(self._shelf.check)
+        if damaged:
+            sound = self._ledger.models[len(damaged)]
+            text = "our model %s is damaged: training goes on from that of an earlier round, %s"
+            self._observer.log.warning(text, ", ".join(damaged), sound)
+            await self._write(partial(self._ledger.fall_back, sound, damaged))
+
+    def _make_room(self, enough: Callable[[], bool], for_ourselves: bool) -> None:
+        self._links.shed()
+        self._shelf.make_room(self._barrier.kept(), enough, for_ourselves=for_ourselves)
 
     # The small print.
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from lightyear_node.barrier import Barrier, Blocked, Event, Pardoned, Paused
+from lightyear_node.errors import DiskFull
 from lightyear_node.ledger import Ledger
 from lightyear_node.records import PeerName
 
@@ -33,7 +35,7 @@ class Operator:
         self._stop = stop
 
     def routes(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        return {
+        commands = {
             "pause": self._pause,
             "resume": self._resume,
             "stop": self._end,
@@ -41,6 +43,7 @@ class Operator:
             "unblock": self._unblock,
             "unquarantine": self._unquarantine,
         }
+        return {name: partial(_while_there_is_room, command) for name, command in commands.items()}
 
     def _pause(self, request: Request) -> Answer:
         if self._barrier.paused:
@@ -103,6 +106,14 @@ class Operator:
     def _record(self, command: str, request: Request) -> None:
         about = {key: value for key, value in request.items() if key in ("peer", "now", "user")}
         self._ledger.operator(command, about)
+
+
+def _while_there_is_room(command: Callable[[Request], Answer], request: Request) -> Answer:
+    """Nothing is done that could not be recorded first."""
+    try:
+        return command(request)
+    except DiskFull as problem:
+        return {"refused": f"not recorded, and so not done: {problem}", "hint": "make room first"}
 
 
 def _done(words: str) -> Answer:

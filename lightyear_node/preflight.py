@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from lightyear_node.journal import peek
 from lightyear_node.learner import Learner, OpenedModel
 from lightyear_node.observe.admin import NotRunning, ask
 from lightyear_node.records import Check, Digest, Hello, Mark, PeerName, Reason, Round, SignedHead
+from lightyear_node.space import Needs, check_quota, default_reserve, size_text, used_bytes
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.diagnose import (
     EXPIRY_WARNING,
@@ -39,11 +40,10 @@ from lightyear_node.transport.lines import Direct
 from lightyear_node.transport.look import Door
 from lightyear_node.worker.handle import Worker
 
-FILES_BESIDE = 10
-"""Files of a model's size besides one of every site: four updates on their way, our own last two,
-two of them encoded, and two models."""
+ENCODED_COPIES = 3
+"""Of our updates, as they cross the wire; they are files without a name."""
 SPARE_BYTES = 1 << 30
-"""Beside the models: the journal, logs, and what the rest of the machine writes."""
+"""Beside what the node writes: logs, and whatever the rest of the machine does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _built(home: Home, model: OpenedModel) -> Check:
     opened = model.opened
     about = (
         f"{home.site.task.entry}: {opened.parameters:,} parameters,"
-        f" {_size(model.initial.raw_bytes)}, {opened.train_samples} training and"
+        f" {size_text(model.initial.raw_bytes)}, {opened.train_samples} training and"
         f" {opened.val_samples} validation samples"
     )
     threshold = home.rule.threshold
@@ -158,7 +158,7 @@ def state_checks(home: Home, model: OurModel | None) -> Iterator[Check]:
         )
     else:
         yield _writable(folder)
-    yield _disk(folder, len(home.agreement.peers), (model or before).raw_bytes)
+    yield _disk(home, folder, (model or before).raw_bytes)
 
 
 def _writable(folder: Path) -> Check:
@@ -177,15 +177,34 @@ def _writable(folder: Path) -> Check:
     return Check("state", Mark.HOLDS, f"{folder}{new}")
 
 
-def _disk(folder: Path, sites: int, model_bytes: int | None) -> Check:
-    """An update of every site, those on their way, our own as files and encoded, and some air."""
+def _disk(home: Home, folder: Path, model_bytes: int | None) -> Check:
+    """What the rounds will write beside what is there, what is to stay free, and some air."""
+    disk, size = home.site.disk, model_bytes or 0
+    needs = Needs(
+        model=size,
+        update=size,
+        # Most optimizers keep one or two numbers for every weight.
+        carry=2 * size,
+        peers=len(home.others),
+        models_kept=home.site.keep.models,
+    )
+    try:
+        check_quota(disk.quota, replace(needs, carry=0))
+    except LightyearError as problem:
+        return failed("disk", problem)
     free = shutil.disk_usage(_existing(folder)).free
-    needed = SPARE_BYTES + (sites + FILES_BESIDE) * (model_bytes or 0)
-    about = f"{_size(free)} free, {_size(needed)} needed"
+    reserve = default_reserve(size) if disk.reserve is None else disk.reserve
+    copies = ENCODED_COPIES * size
+    needed = max(0, needs.total + copies - used_bytes(folder)) + reserve
+    about = f"{size_text(free)} free, {size_text(needed)} needed"
+    about += f" of which {size_text(reserve)} are to stay free"
     if model_bytes is None:
-        about += " and more for the model, which is not known here"
+        about += ", and more for the model, which is not known here"
+    advice = f"make room for {folder}, or move `state_dir`"
     if free < needed:
-        return Check("disk", Mark.BROKEN, about, f"make room for {folder}, or move `state_dir`")
+        return Check("disk", Mark.BROKEN, about, advice)
+    if free < needed + SPARE_BYTES:
+        return Check("disk", Mark.DIFFERS, f"{about}: little to spare", advice)
     return Check("disk", Mark.HOLDS, about)
 
 
@@ -311,7 +330,3 @@ def _state_dir(home: Home) -> Path:
 
 def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

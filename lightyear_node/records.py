@@ -60,6 +60,7 @@ class Reason(StrEnum):
     QUARANTINED = "quarantined"
     BLOCKED = "blocked"
     MALFORMED = "malformed"
+    DISK_FULL = "disk_full"
 
 
 @dataclass(frozen=True, slots=True)

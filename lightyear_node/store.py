@@ -12,6 +12,7 @@ alone, and each byte is hashed once: a plain SHA-256 of the file would cost a se
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -24,13 +25,14 @@ from io import FileIO
 from pathlib import Path
 from typing import Self
 
-from lightyear_node.errors import StoreError
+from lightyear_node.errors import DiskFull, StoreError
 from lightyear_node.records import CHUNK_BYTES, Digest, Reason
 
 _DOMAIN = b"LYTREE1\0"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PART = ".part"
 _SCRATCH = ".tmp"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _LISTS_KEPT = 32
 """Chunk lists kept in memory, 32 bytes per MiB of weights each; the rest are hashed again."""
@@ -91,6 +93,7 @@ class Store:
         self._suffix = suffix
         self._lists: dict[Digest, tuple[bytes, ...]] = {}
         self._arriving: set[Digest] = set()
+        self._adopted: set[Digest] = set()
         # Whole chunks that this process has checked in each partial file.  Nobody else writes them,
         # so that a line that breaks every second does not cost hashing all of it every second.
         self._checked_chunks: dict[Digest, int] = {}
@@ -111,10 +114,30 @@ class Store:
     def adopt(self, temp_path: Path) -> Stored:
         """Name a finished file by its content and make it durable; it may be there already."""
         digest, raw_bytes, chunk_digests = hash_file(temp_path)
+        with self._lock:
+            self._adopted.add(digest)
         with _disk(temp_path), temp_path.open("rb") as file:
-            os.fsync(file.fileno())
+            _sync(temp_path, file.fileno())
         self._publish(temp_path, digest, chunk_digests)
         return Stored(digest, raw_bytes)
+
+    def whole(self) -> set[Digest]:
+        """Every complete file."""
+        return self._named(self._suffix)
+
+    def parts(self) -> set[Digest]:
+        """Every file of which a piece has arrived."""
+        return self._named(_PART)
+
+    def largest(self) -> int:
+        """The size of the largest file."""
+        with _disk(self.folder):
+            return max((entry.stat().st_size for entry in self.folder.iterdir()), default=0)
+
+    def busy(self) -> set[Digest]:
+        """What is just arriving, or was made here since the last `retain`: not to be touched."""
+        with self._lock:
+            return self._arriving | self._adopted
 
     def chunk_digests(self, digest: Digest) -> tuple[bytes, ...]:
         """The hashes of the file's chunks; the file is read, and checked, only the first time."""
@@ -155,22 +178,41 @@ class Store:
                     entry.unlink(missing_ok=True)
                     removed.append(Digest(match[1]))
         with self._lock:
+            self._adopted &= keep
             for digest in removed:
-                self._lists.pop(digest, None)
-                self._checked_chunks.pop(digest, None)
+                self._forget(digest)
         return removed
 
     def discard(self, digest: Digest) -> None:
+        """Delete a file, whole or in part; one that is just arriving stays."""
+        with self._lock:
+            if digest in self._arriving:
+                return
+            self._forget(digest)
         with _disk(self.folder):
             self.path(digest).unlink(missing_ok=True)
-        with self._lock:
-            self._lists.pop(digest, None)
+            self._part(digest).unlink(missing_ok=True)
 
-    def clear_scratch(self) -> None:
-        """Delete what a crash left half written; only for the one process that owns the folder."""
+    def clear_scratch(self, *paths: Path) -> None:
+        """Delete what was left half written: these files, and whatever the worker made of them.
+
+        Without any, all that a crash has left; only for the one process that owns the folder.
+        """
+        names = [path.name for path in paths] or [f"*{_SCRATCH}"]
         with _disk(self.folder):
-            for entry in self.folder.glob(f"*{_SCRATCH}"):
-                entry.unlink(missing_ok=True)
+            for name in names:
+                for entry in self.folder.glob(f"{name}*"):
+                    entry.unlink(missing_ok=True)
+
+    def _named(self, suffix: str) -> set[Digest]:
+        ours = re.compile(f"([0-9a-f]{{64}}){re.escape(suffix)}")
+        with _disk(self.folder):
+            matches = [ours.fullmatch(entry.name) for entry in self.folder.iterdir()]
+        return {Digest(match[1]) for match in matches if match}
+
+    def _forget(self, digest: Digest) -> None:
+        self._lists.pop(digest, None)
+        self._checked_chunks.pop(digest, None)
 
     def _claim(self, digest: Digest) -> int:
         with self._lock:
@@ -191,11 +233,14 @@ class Store:
         """Rename a complete, synced file to its digest and make the name durable too."""
         with _disk(path):
             path.rename(self.path(digest))
+        try:
             fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+        except OSError as error:  # whatever it is: a directory cannot be written anew
+            raise StoreError(f"{self.folder}: {error.strerror or error}") from error
         self._remember(digest, chunk_digests)
 
     def _remember(self, digest: Digest, chunk_digests: tuple[bytes, ...]) -> None:
@@ -266,9 +311,10 @@ class Incoming:
         """Take the next chunk, if it is the one that its hash promises."""
         with self._lock, _disk(self._path):
             self._check(raw)
-            written = os.pwrite(self._file.fileno(), raw, self.next_chunk * CHUNK_BYTES)
-            if written != len(raw):
-                raise StoreError(f"{self._path}: only {written} of {len(raw)} bytes were written")
+            rest, begin = memoryview(raw), self.next_chunk * CHUNK_BYTES
+            while rest:  # the last write before a disk is full is short; the next one says why
+                written = os.pwrite(self._file.fileno(), rest, begin)
+                rest, begin = rest[written:], begin + written
             self.next_chunk += 1
 
     def finish(self) -> None:
@@ -277,7 +323,11 @@ class Incoming:
             if not self.complete:
                 raise ValueError(f"chunk {self.next_chunk} is still missing")
             self._file.truncate(self.raw_bytes)
-            os.fsync(self._file.fileno())
+            try:
+                _sync(self._path, self._file.fileno())
+            except OSError:
+                self.next_chunk = 0
+                raise
             self._store._publish(self._path, self._digest, self._chunk_digests)
         self.close()
 
@@ -293,7 +343,7 @@ class Incoming:
         size = os.fstat(self._file.fileno()).st_size
         missing = self.raw_bytes - size
         if missing > free.f_bavail * free.f_frsize:
-            raise StoreError(f"{self._path.parent}: no room for {missing} more bytes")
+            raise DiskFull(f"{self._path.parent}: no room for {missing} more bytes")
         self.next_chunk = min(checked_chunks, size // CHUNK_BYTES)
         while not self.complete:
             length = chunk_length(self.raw_bytes, self.next_chunk)
@@ -318,10 +368,20 @@ def _checked(digest: str) -> str:
     return digest
 
 
+def _sync(path: Path, fd: int) -> None:
+    """A file that could not be synced goes: a second attempt would succeed, and mean nothing."""
+    try:
+        os.fsync(fd)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
 @contextlib.contextmanager
 def _disk(path: Path) -> Iterator[None]:
     """Turn the disk's errors into ours; the file's name says where to look."""
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+        kind = DiskFull if error.errno in _FULL else StoreError
+        raise kind(f"{path}: {error.strerror or error}") from error

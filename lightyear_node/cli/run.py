@@ -65,8 +65,12 @@ def start(
 
     async def run() -> None:
         from lightyear_node.node import Node
+        from lightyear_node.space import opened
 
-        node = Node(settings, log, load, exit_when_done=exit_when_done, recovered=recovered)
+        def make() -> Node:
+            return Node(settings, log, load, exit_when_done=exit_when_done, recovered=recovered)
+
+        node = await opened(settings.directory / settings.site.state_dir, make, log.warning)
         loop = asyncio.get_running_loop()
 
         def stop(name: str) -> None:

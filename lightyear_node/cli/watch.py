@@ -55,6 +55,8 @@ def _print_status(answer: dict[str, Any]) -> None:
     for mark in ("blocked", "quarantined"):
         if answer[mark]:
             console.print(Text(f"{mark}: {', '.join(answer[mark])}", style="red"))
+    if answer["disk"]["problem"]:
+        console.print(Text(f"NOT READY: {answer['disk']['problem']}", style="red"))
     table = Table("peer", "state", "round", "verdict", "reason", "agreement", box=None)
     colours = {"accepted": "green", "rejected": "red", "missing": "yellow"}
     for peer in answer["peers"]:

@@ -77,6 +77,8 @@ class Metrics:
         self.local_metric = gauge(
             "local_metric", "The model's metrics on this site's own data.", "name", "stage"
         )
+        self.disk_free = gauge("disk_free_bytes", "Free space on the state directory's disk.")
+        self.disk_low = gauge("disk_low", "1 while the node lacks space on its disk.")
         self.degraded = gauge("degraded", "1 while too few peers are here to close the round.")
         self.left_out = counter(
             "peer_left_out", "Rounds closed without a peer that was there.", "peer"
@@ -113,4 +115,5 @@ def _verdict_of(reason: Reason) -> str:
     """Which verdict a reason usually goes with; other pairs appear when they happen."""
     if reason in (Reason.OK, Reason.CAUGHT_UP):
         return "accepted"
-    return "missing" if reason in (Reason.UNREACHABLE, Reason.TIMEOUT) else "rejected"
+    absent = (Reason.UNREACHABLE, Reason.TIMEOUT, Reason.DISK_FULL)
+    return "missing" if reason in absent else "rejected"

@@ -179,6 +179,14 @@ class Observer:
     def finished(self, rounds: int, model: str) -> None:
         self.log.info("all %d rounds are done; our model is %s", rounds, model)
 
+    def disk_low(self, text: str) -> None:
+        self.metrics.disk_low.set(1)
+        self.log.warning("%s", text)
+
+    def disk_recovered(self, text: str) -> None:
+        self.metrics.disk_low.set(0)
+        self.log.info("%s", text)
+
     def worker_restarted(self, why: str) -> None:
         self.metrics.worker_restarts.inc()
         self.log.warning("%s; starting another", why)
@@ -298,6 +306,8 @@ class Observer:
 
     def transfer_failed(self, peer: PeerName, reason: Reason, about: str) -> None:
         self.metrics.transfer_errors.labels(peer, reason).inc()
+        if reason is Reason.DISK_FULL:
+            return  # our own trouble, which is told once and not for every attempt
         self.log.warning("the update of %s did not arrive: %s", peer, about)
 
     def stranger(self, reason: str) -> None:

@@ -151,6 +151,11 @@ class Outbox:
             copy.users -= 1
             self._tidy()
 
+    def shed(self) -> None:
+        """Give the disk back what saves work and nothing else."""
+        for name in [name for name, copy in self._copies.items() if copy.users == 0]:
+            self._copies.pop(name).close()
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         for copy in self._copies.values():

@@ -72,6 +72,10 @@ class Service:
         self._host = host
         self._outbox = Outbox(scratch)
 
+    def shed(self) -> None:
+        """The disk is full: drop the encoded updates that nobody is fetching."""
+        self._outbox.shed()
+
     def close(self) -> None:
         self._outbox.close()
 

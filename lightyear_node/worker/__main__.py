@@ -19,9 +19,20 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from lightyear_node.errors import ConfigError, LightyearError
-from lightyear_node.worker.jobs import ERROR_CONFIG, ERROR_DISK, ERROR_TASK, PROGRESS_INTERVAL_S
+from lightyear_node.worker.jobs import (
+    ERROR_CONFIG,
+    ERROR_DISK,
+    ERROR_FULL,
+    ERROR_TASK,
+    PROGRESS_INTERVAL_S,
+)
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+DISK_ERRORS = {
+    errno.ENOSPC: ERROR_FULL,
+    errno.EDQUOT: ERROR_FULL,
+    errno.EROFS: ERROR_DISK,
+    errno.EIO: ERROR_DISK,
+}
 
 
 def main() -> None:
@@ -64,8 +75,9 @@ def _answer(answers: TextIO, request: dict[str, Any], do: Callable[..., dict[str
         answer = {"error": ERROR_TASK, "message": str(problem), "hint": problem.hint}
     except Exception as problem:  # the user's own code: anything can come out of it
         if isinstance(problem, OSError) and problem.errno in DISK_ERRORS:
-            hint = "make room on the disk of the state directory"
-            answer = {"error": ERROR_DISK, "message": _where(problem), "hint": hint}
+            kind = DISK_ERRORS[problem.errno]
+            hint = "check the disk of the state directory, and those that the task writes to"
+            answer = {"error": kind, "message": _where(problem), "hint": hint}
         else:
             traceback.print_exc()
             answer = {"error": ERROR_TASK, "message": _where(problem), "hint": None}

@@ -16,10 +16,23 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightyear_node.errors import ConfigError, StoreError, TaskFailed, WorkerDied
-from lightyear_node.worker.jobs import ANSWER_BYTES_MAX, ERROR_CONFIG, ERROR_DISK, ERROR_TASK
+from lightyear_node.errors import ConfigError, DiskFull, StoreError, TaskFailed, WorkerDied
+from lightyear_node.worker.jobs import (
+    ANSWER_BYTES_MAX,
+    ERROR_CONFIG,
+    ERROR_DISK,
+    ERROR_FULL,
+    ERROR_TASK,
+)
 
 STOP_TIMEOUT_S = 5.0
+
+_KINDS = {
+    ERROR_CONFIG: ConfigError,
+    ERROR_DISK: StoreError,
+    ERROR_FULL: DiskFull,
+    ERROR_TASK: TaskFailed,
+}
 
 Progress = Callable[[str, int, int], None]
 
@@ -104,8 +117,7 @@ class Worker:
             raise
         if "error" not in answer:
             return dict(answer["ok"])
-        kinds = {ERROR_CONFIG: ConfigError, ERROR_DISK: StoreError, ERROR_TASK: TaskFailed}
-        raise kinds[answer["error"]](answer["message"], hint=answer["hint"])
+        raise _KINDS[answer["error"]](answer["message"], hint=answer["hint"])
 
     async def _answer(self, child: asyncio.subprocess.Process, job: str) -> dict[str, Any]:
         assert child.stdout is not None

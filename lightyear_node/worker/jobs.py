@@ -14,6 +14,7 @@ from lightyear_node.records import Digest, PeerName, Reason, Verdict
 ERROR_CONFIG = "config"
 ERROR_TASK = "task"
 ERROR_DISK = "disk"
+ERROR_FULL = "full"
 
 PROGRESS_INTERVAL_S = 0.2
 ANSWER_BYTES_MAX = 1 << 20

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sqlite3
 import urllib.request
 from collections.abc import Callable
 
@@ -19,6 +17,7 @@ from asking import (
     all_finished,
     check_histories,
     finished,
+    kept_by,
     memory_of,
     metrics_of,
 )
@@ -195,25 +194,37 @@ def test_a_killed_daemon_leaves_no_worker_behind(lay_out_sites: LayOut) -> None:
         assert not alive
 
 
-def test_a_damaged_model_is_noticed_before_it_is_used(lay_out_sites: LayOut) -> None:
-    homes = lay_out_sites(2, rounds=2)
+def test_a_damaged_model_is_noticed_before_it_is_used(
+    lay_out_sites: LayOut, records: Records
+) -> None:
+    homes = lay_out_sites(2, rounds=3)
     with Federation(homes) as federation:
         federation.wait_until(all_finished, DEADLINE_S)
         federation.kill(A, signal.SIGTERM)
         assert federation.wait_for_exit(A, 30) == 0
-        model = federation.homes[A].state_dir / "models"
-        [file] = [path for path in model.iterdir() if path.stem == federation_model(homes[0])]
-        content = bytearray(file.read_bytes())
-        content[-5] ^= 1
-        file.write_bytes(content)
+        newest, before, *older = kept_by(homes[0])["models"]
+
+        # The one before is sound, and the node says that it goes on from there.
+        damage(homes[0], newest)
+        federation.start(A)
+        federation.wait_until(all_finished, DEADLINE_S)
+        federation.kill(A, signal.SIGTERM)
+        assert federation.wait_for_exit(A, 30) == 0
+        assert f"our model {newest} is damaged" in homes[0].log.read_text()
+        [fallback] = [record for record in records(homes[0]) if record.kind == "fallback"]
+        assert fallback.body == {"model": before, "damaged": [newest]}
+
+        for model in (before, *older):
+            damage(homes[0], model)
         federation.start(A)
         federation.kill(A, signal.SIGCONT)  # it is expected to end by itself
         assert federation.wait_for_exit(A, DEADLINE_S) == 4
-        assert f"{file.name} is missing or damaged" in homes[0].log.read_text()
+        assert f"{before}.safetensors is missing or damaged" in homes[0].log.read_text()
 
 
-def federation_model(home: SiteHome) -> str:
-    """The digest of the model that a site would go on with."""
-    with sqlite3.connect(f"file:{home.state_dir}/journal.db?mode=ro", uri=True) as db:
-        [(kept,)] = db.execute("SELECT value FROM memory WHERE key = 'models'")
-    return str(json.loads(kept)[0])
+def damage(home: SiteHome, model: str) -> None:
+    """Flip one bit of it."""
+    file = home.state_dir / "models" / f"{model}.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)

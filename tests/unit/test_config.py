@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightyear_node.config import Agreement, RuleTerms, load_agreement, load_site
+from lightyear_node.config import Agreement, DiskTerms, RuleTerms, load_agreement, load_site
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import make_identity
 from lightyear_node.peers_file import write_agreement
@@ -221,3 +221,35 @@ def test_verdicts_stay_at_home_unless_a_site_says_otherwise(tmp_path: Path) -> N
     path.write_text("share_verdicts: some\n")
     with pytest.raises(ConfigError, match="share_verdicts"):
         load_site(path, {})
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("20GiB", 20 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("500MB", 500_000_000),
+        ("2kB", 2000),
+        ("1TB", 10**12),
+        ("7B", 7),
+        (4096, 4096),
+    ],
+)
+def test_sizes_are_written_with_their_units(written: object, expected: int) -> None:
+    assert DiskTerms(quota=written).quota == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("written", ["20", "20 apples", "-1GiB", "1GiBB", "GiB", "", "2PB"])
+def test_what_is_no_size_is_refused_with_an_example(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "node.yaml"
+    path.write_text(f"disk:\n  quota: '{written}'\n")
+    with pytest.raises(ConfigError, match=r"node.yaml:2: `disk.quota`.*write 500MiB"):
+        load_site(path, {})
+
+
+def test_disk_and_retention_have_defaults_and_bounds(tmp_path: Path) -> None:
+    site = load_site(tmp_path / "none", {"LIGHTYEAR_DISK_RESERVE": "1GiB"})
+    assert (site.disk.quota, site.disk.reserve, site.keep.models) == (None, 1 << 30, 3)
+    (tmp_path / "node.yaml").write_text("keep:\n  models: 0\n")
+    with pytest.raises(ConfigError, match=r"keep\.models"):
+        load_site(tmp_path / "node.yaml", {})

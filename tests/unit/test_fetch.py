@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ import pytest
 import zstandard
 
 from lightyear_node.errors import (
+    DiskFull,
     PeerError,
     PeerMisbehaved,
     PeerUnreachable,
@@ -524,5 +526,30 @@ def test_a_disk_error_is_ours_and_not_the_peers(tmp_path: Path) -> None:
         async with serving(host) as (_, address), calling(address) as client:
             with pytest.raises(StoreError):
                 await client.fetch(MANIFEST, store, GRID)
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_is_ours_too_and_what_had_come_is_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        host, store = FakeHost(offering(tmp_path / "offered")), Store(tmp_path / "store")
+        actual = os.pwrite
+
+        def full(fd: int, raw: bytes, at: int) -> int:
+            if at >= CHUNK_BYTES:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return actual(fd, raw, at)
+
+        async with serving(host) as (_, address), calling(address) as client:
+            monkeypatch.setattr(os, "pwrite", full)
+            with pytest.raises(DiskFull, match="No space left"):
+                await client.fetch(MANIFEST, store, GRID)
+            assert not store.has(DIGEST)
+            monkeypatch.undo()
+            transfer = await client.fetch(MANIFEST, store, GRID)
+        assert transfer.raw_bytes == len(CONTENT) - CHUNK_BYTES
+        assert store.verify(DIGEST)
 
     asyncio.run(scenario())

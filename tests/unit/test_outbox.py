@@ -192,3 +192,22 @@ def test_copies_that_nobody_asks_for_are_closed(outbox: Outbox, tmp_path: Path) 
 
     asyncio.run(scenario())
     assert len(list(tmp_path.iterdir())) == 10, "copies have no names"
+
+
+def test_on_a_full_disk_idle_copies_go_and_are_made_again(
+    outbox: Outbox, tmp_path: Path, encoded: list[int]
+) -> None:
+    offer = offer_in(tmp_path)
+
+    async def scenario() -> None:
+        with outbox.lend(offer, delta=False) as copy:
+            first = await copy.frame(0)
+            outbox.shed()
+            assert await copy.frame(0) == first, "what is being sent stays"
+        assert encoded == [0]
+        outbox.shed()
+        with outbox.lend(offer, delta=False) as copy:
+            assert await copy.frame(0) == first
+        assert encoded == [0, 0]
+
+    asyncio.run(scenario())

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -133,8 +134,30 @@ def test_the_disk_must_hold_every_sites_model(site: SiteHome) -> None:
     assert by_name(state_checks(home, OurModel(raw_bytes=1)))["disk"].mark is Mark.HOLDS
     disk = by_name(state_checks(home, OurModel(raw_bytes=2**50)))["disk"]
     assert disk.mark is Mark.BROKEN
-    # Two sites and ten more: twelve models, and one GiB beside them.
-    assert f"{12 * 2**20 + 1:.1f} GiB needed" in disk.about
+    # Five models, three updates of ours and one of the other site, two states of the optimizer of
+    # two models each, three encoded copies; two models are to stay free, and some MiB are lost.
+    assert f"{18 * 2**20:.1f} GiB needed" in disk.about
+    assert f"{2 * 2**20:.1f} GiB are to stay free" in disk.about
+
+
+def test_a_quota_that_no_round_could_live_with_is_a_finding(site: SiteHome) -> None:
+    home = loaded(site, disk={"quota": "100MiB"}, keep={"models": 1})
+    assert by_name(state_checks(home, OurModel(raw_bytes=1)))["disk"].mark is Mark.HOLDS
+    disk = by_name(state_checks(home, OurModel(raw_bytes=50 << 20)))["disk"]
+    assert disk.mark is Mark.BROKEN
+    assert "disk.quota is 100.0 MiB, but this site's rounds need 358.0 MiB: 3 models" in disk.about
+    assert "disk.quota" in disk.advice
+
+
+def test_little_to_spare_is_a_warning(site: SiteHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    actual = shutil.disk_usage(site.directory)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: actual._replace(free=100 << 20))
+    home = loaded(site, disk={"reserve": "50MB"})
+    disk = by_name(state_checks(home, OurModel(raw_bytes=1)))["disk"]
+    assert disk.mark is Mark.DIFFERS
+    assert "47.7 MiB are to stay free: little to spare" in disk.about
+    home = loaded(site, disk={"reserve": "99MiB"})
+    assert by_name(state_checks(home, OurModel(raw_bytes=1)))["disk"].mark is Mark.BROKEN
 
 
 def test_a_state_of_another_model_is_found(site: SiteHome) -> None:

@@ -12,7 +12,7 @@ from lightyear_node.home import State
 from lightyear_node.ledger import Ledger, Work
 from lightyear_node.records import Digest, Generation, Manifest, PeerName, Round, Update
 from lightyear_node.shelf import Shelf
-from lightyear_node.store import Store
+from lightyear_node.store import Store, hash_file
 
 from .sites import GRID, A
 
@@ -47,7 +47,11 @@ class Room:
         return digest
 
     def receive(self, peer: PeerName, round: int) -> Update:
-        digest = self.file(self.state.updates, f"{peer} {round}")
+        # Not adopted, as what is made here would be.
+        path = self.state.updates.scratch_path()
+        path.write_text(f"{peer} {round}")
+        digest = hash_file(path)[0]
+        path.rename(self.state.updates.path(digest))
         update = Update(peer, Generation(0), Round(round), digest)
         self.shelf.received(update, NOTHING)
         return update

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightyear_node import store as store_module
-from lightyear_node.errors import StoreError
+from lightyear_node.errors import DiskFull, StoreError
 from lightyear_node.records import CHUNK_BYTES, Digest, Reason
 from lightyear_node.store import (
     AlreadyIncoming,
@@ -354,27 +354,10 @@ def test_a_full_disk_is_noticed_before_the_first_byte(
     fields = list(actual)
     fields[4] = 0  # blocks free to us
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
-    with pytest.raises(StoreError, match="no room"):
+    with pytest.raises(DiskFull, match="no room"):
         begin(store)
     monkeypatch.undo()
     begin(store).close()  # the claim was given back
-
-
-def test_a_write_that_fails_is_a_store_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    incoming = begin(Store(tmp_path))
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StoreError, match="No space left"):
-        incoming.write(CHUNKS[0])
-    monkeypatch.setattr(os, "pwrite", lambda *_: 1)
-    with pytest.raises(StoreError, match="only 1 of"):
-        incoming.write(CHUNKS[0])
-    assert incoming.next_chunk == 0
 
 
 def test_a_symlink_in_the_parts_place_is_not_followed(tmp_path: Path) -> None:

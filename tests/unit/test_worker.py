@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lightyear_node.errors import ConfigError, StoreError, TaskFailed, WorkerDied
+from lightyear_node.errors import ConfigError, DiskFull, StoreError, TaskFailed, WorkerDied
 from lightyear_node.worker.handle import Worker
 
 TASK = """
@@ -27,6 +27,7 @@ def build(mode: str = "", mark: str = "", site_name: str = "?", seed: int = -1) 
     def train_round(model, optimizer, device):
         if mode == "raise": raise RuntimeError("no such image")
         if mode == "full": raise OSError(28, "No space left on device")
+        if mode == "broken": raise OSError(5, "Input/output error")
         if mode == "die": os.kill(os.getpid(), signal.SIGKILL)
         if mode == "hang":
             if mark: open(mark, "w").close()
@@ -154,7 +155,8 @@ def test_a_task_that_cannot_be_built_is_explained_to_the_daemon(tmp_path: Path) 
     [
         ("raise", TaskFailed, r"RuntimeError: no such image \(hospital.py:\d+\)"),
         ("die", WorkerDied, "SIGKILL"),
-        ("full", StoreError, "No space left on device"),
+        ("full", DiskFull, "No space left on device"),
+        ("broken", StoreError, "Input/output error"),
     ],
 )
 def test_a_failing_round_is_explained_and_another_worker_takes_over(
@@ -162,8 +164,9 @@ def test_a_failing_round_is_explained_and_another_worker_takes_over(
 ) -> None:
     async def use(worker: Worker) -> None:
         await worker.call("initial", **initial_arguments(tmp_path))
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=words) as caught:
             await worker.call("train", **train_arguments(tmp_path))
+        assert type(caught.value) is error
         await worker.stop()
         await worker.call("initial", **initial_arguments(tmp_path, "again"))
         assert (tmp_path / "again").read_bytes() == (tmp_path / "base").read_bytes()

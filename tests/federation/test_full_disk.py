@@ -1,0 +1,201 @@
+"""A site's disk fills up while rounds run: it says so, stays, and goes on when there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from asking import DEADLINE_S, A, B, C, LayOut, check_histories, memory_of, metrics_of
+from small_disks import fill, free, small_disk
+
+from lightyear_node.errors import StoreError
+from lightyear_node.home import State
+from lightyear_node.identity import Identity
+from lightyear_node.journal import Record
+from lightyear_node.lab.federation import Federation, SiteHome, package_environment
+from lightyear_node.learner import _header
+from lightyear_node.ledger import _manifest_from_plain
+from lightyear_node.store import Store
+from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.codec import Grid
+from lightyear_node.transport.lines import Direct
+
+Records = Callable[[SiteHome], list[Record]]
+
+DISK_MIB = 48
+TOO_FULL, AGAIN = "is too full", "there is room again"
+
+
+def problems_of(home: SiteHome) -> list[str]:
+    """What `/readyz` says is wrong."""
+    try:
+        with urllib.request.urlopen(f"http://{home.http_address}/readyz", timeout=10) as answer:
+            return list(json.load(answer)["problems"])
+    except urllib.error.HTTPError as refusal:
+        return list(json.load(refusal)["problems"])
+
+
+def wait_for_round(federation: Federation, home: SiteHome, round: int) -> None:
+    federation.wait_until(
+        lambda s: s[home.name] is not None and s[home.name]["round"] >= round, DEADLINE_S
+    )
+
+
+def round_of(federation: Federation, home: SiteHome) -> int:
+    status = federation.status()[home.name]
+    assert status is not None
+    return int(status["round"])
+
+
+def health(home: SiteHome) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lightyear_node", "health"],
+        cwd=home.directory,
+        env=package_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def fetched_from(home: SiteHome, asking: SiteHome, folder: Path) -> str:
+    """Fetch the newest update of `home` as its peer `asking` would; returns its digest."""
+    _, signed = memory_of(home)
+    manifest = _manifest_from_plain(signed).manifest
+    us = Identity.load(asking.directory / "keys")
+    theirs = Identity.load(home.directory / "keys").certificate
+    updates = home.state_dir / "updates"
+    store = Store(folder)
+
+    async def fetch() -> None:
+        assert home.address is not None
+        client = PeerClient(home.name, Direct(home.name, home.address, (theirs,), us))
+        try:
+            grid = Grid(_header(updates / manifest.update.digest))
+            await client.fetch(manifest, store, grid)
+        finally:
+            await client.close()
+
+    asyncio.run(fetch())
+    assert store.verify(manifest.update.digest)
+    return manifest.update.digest
+
+
+def test_a_full_disk_stops_nothing_but_the_site_that_has_it(
+    lay_out_sites: LayOut, records: Records, tmp_path: Path
+) -> None:
+    homes = lay_out_sites(rounds=400)
+    a, b, c = homes
+    with small_disk(c.state_dir, DISK_MIB), Federation(homes) as federation:
+        wait_for_round(federation, c, 2)
+        assert problems_of(c) == []
+        junk = fill(c.state_dir)
+        federation.wait_until(lambda _: bool(problems_of(c)), DEADLINE_S)
+        [problem] = problems_of(c)
+        assert f"the file system at {c.state_dir} {TOO_FULL}: " in problem
+        assert " free, " in problem
+        assert " needed" in problem
+        assert metrics_of(c)["lightyear_disk_low"] == 1
+        assert metrics_of(c)["lightyear_disk_free_bytes"] < 8 << 20
+        unready = health(c)
+        assert unready.returncode == 3
+        assert TOO_FULL in unready.stderr
+
+        # The others go on, see it, and get what it has announced.
+        wait_for_round(federation, a, round_of(federation, a) + 3)
+        seen = federation.status()[A]
+        assert seen is not None
+        [view] = [peer for peer in seen["peers"] if peer["name"] == C]
+        assert view["state"] == "reachable"
+        stuck = round_of(federation, c)
+        fetched_from(c, b, tmp_path / "fetched")
+
+        junk.unlink()
+        federation.wait_until(lambda _: problems_of(c) == [], DEADLINE_S)
+        wait_for_round(federation, c, max(stuck + 2, round_of(federation, a)))
+        assert metrics_of(c)["lightyear_disk_low"] == 0
+        assert health(c).returncode == 0
+        federation.stop()
+        check_histories(homes, records)
+        log = c.log.read_text()
+        assert log.count(TOO_FULL) == log.count(AGAIN) == 1
+        assert "Traceback" not in log
+
+
+def test_space_that_comes_and_goes_at_any_moment(lay_out_sites: LayOut, records: Records) -> None:
+    """Whichever step finds no room is the one that is done when there is some."""
+    homes = lay_out_sites(2, rounds=400)
+    b = homes[1]
+    with small_disk(b.state_dir, DISK_MIB), Federation(homes) as federation:
+        wait_for_round(federation, b, 1)
+        for _ in range(6):
+            reached = round_of(federation, b)
+            junk = fill(b.state_dir)
+            federation.wait_until(lambda _: bool(problems_of(b)), DEADLINE_S)
+            junk.unlink()
+            wait_for_round(federation, b, reached + 1)
+        federation.stop()
+        check_histories(homes, records)
+        assert "Traceback" not in b.log.read_text()
+
+
+def test_killed_and_started_again_on_a_full_disk(lay_out_sites: LayOut, records: Records) -> None:
+    """It waits where it is, says so once, and then begins as if nothing had been."""
+    homes = lay_out_sites(2, rounds=400)
+    b = homes[1]
+    with small_disk(b.state_dir, DISK_MIB), Federation(homes) as federation:
+        wait_for_round(federation, b, 2)
+        federation.kill(B, signal.SIGKILL)
+        federation.wait_for_exit(B)
+        memory, manifest = memory_of(b)
+        junk = fill(b.state_dir)
+        federation.start(B)
+        waiting = "delete or move other files there"
+        federation.wait_until(lambda _: waiting in b.log.read_text(), DEADLINE_S)
+        assert free(b.state_dir) < 1 << 20
+        assert memory_of(b) == (memory, manifest)
+        junk.unlink()
+        wait_for_round(federation, b, memory.round + 2)
+        federation.stop()
+        check_histories(homes, records)
+        assert b.log.read_text().count(waiting) == 1
+
+
+def test_a_quota_is_kept_and_one_that_is_too_small_refused(
+    lay_out_sites: LayOut, records: Records
+) -> None:
+    homes = lay_out_sites(2, rounds=4)
+    settings = homes[1].directory / "node.yaml"
+    plain = yaml.safe_load(settings.read_text())
+    settings.write_text(yaml.safe_dump({**plain, "disk": {"quota": "1MiB"}}))
+    with Federation(homes) as federation:
+        federation.kill(B, signal.SIGCONT)  # it is expected to end by itself
+        assert federation.wait_for_exit(B, DEADLINE_S) == 78
+        assert "disk.quota is 1.0 MiB, but this site's rounds need" in homes[1].log.read_text()
+        settings.write_text(yaml.safe_dump({**plain, "disk": {"quota": "12MiB"}}))
+        federation.start(B)
+        federation.wait_until(
+            lambda s: all(one is not None and one["finished"] for one in s.values()), DEADLINE_S
+        )
+        assert problems_of(homes[1]) == []
+    check_histories(homes, records)
+
+
+def test_a_read_only_disk_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with small_disk(folder, 16):
+        State(folder).close()
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        with pytest.raises(StoreError, match=r"LOCK: cannot be written: Read-only") as caught:
+            State(folder)
+    assert type(caught.value) is StoreError
+    assert "owner, mode and disk" in str(caught.value.hint)
