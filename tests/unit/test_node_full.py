@@ -93,11 +93,19 @@ def lived_at(home: Home) -> list[Record]:
 
 def told(history: list[Record]) -> list[tuple[str, int, Any]]:
     """A history without what is never the same twice."""
-    bodies = {"seal": "update", "decision": "verdicts", "commit": "model"}
-    return [
-        (record.kind, record.round, record.body.get(bodies.get(record.kind, "rule")))
-        for record in history
-    ]
+    found: list[tuple[str, int, Any]] = []
+    for record in history:
+        match record.kind:
+            case "seal":
+                about = record.body["update"]["digest"]
+            case "decision":
+                about = record.body["verdicts"]
+            case "commit":
+                about = record.body["model"]
+            case _:
+                about = record.body.get("rule")
+        found.append((record.kind, record.round, about))
+    return found
 
 
 @pytest.fixture(scope="module")
