@@ -100,6 +100,9 @@ def test_the_tour_works_as_written(tmp_path: Path, shell: dict[str, str]) -> Non
         log = (tmp_path / "terminal-0.log").read_text()
         assert finished, log
         shown = run(look, tmp_path, shell)
+        [ask] = blocks("ask")
+        told = run(ask, tmp_path, shell)
+    assert "site-c" in told
     assert "site-a in tour" in shown
     assert "✓ accepted" in shown
     assert "ready" in shown
