@@ -6,7 +6,7 @@ argument, the network is events in and commands out, and equal inputs give equal
 tensors or clocks.
 
     OBSERVING ─▶ TRAINING ─▶ SEALING ─▶ COLLECTING ─▶ JUDGING ─▶ MERGING ─▶ TRAINING … FINISHED
-                                    P1                        P2         P3
+       P0                           P1                        P2         P3   (or PAUSED)
 
 This is not consensus: every site merges its own choice, and no two need the same model.  It is
 loose lock-step, with rounds as Lamport time.  The laws:
@@ -21,12 +21,19 @@ loose lock-step, with rounds as Lamport time.  The laws:
 4. A peer has delivered when we hold an update of it with tag >= our round: a fresher one is never
    worse, and a peer that has moved on does not hold us back.
 5. A round closes with min_peers delivered and nobody left to wait for (ALL) or a grace period over
-   (GRACE), or because the supported round is beyond it (OVERTAKEN); never for time alone.  Who says
-   that it is still training is waited for beyond the grace, up to a deadline.
+   (GRACE), or because the supported round is beyond it (OVERTAKEN); never for time alone.  Who is
+   seen to work or to send is waited for beyond the grace, up to a deadline.
 6. One update of a peer is merged at most once.
-7. Every table has one slot per peer.  No memory is spent on a round number.
+7. Every table has one slot per peer, or per pair of peers.  No memory is spent on a round number.
+8. Who has no memory, or an outdated one, says nothing until faulty_max + 1 peers have answered, and
+   then signs under a new generation.  Others do not merge it for a while, but count it.
+9. Two updates with one signature for one generation and round are evidence, whoever brings them:
+   durable (P4), then the peer is as if it were not there, until an operator forgives it.
+10. We vouch for at most one update of a peer and round, durably (P5) before anybody hears of it.  In
+    echo mode only what so many vouch for that no other can find as many is merged.
 
-`records` has the words, `view` what a site knows of the others, `machine` the life of a round.
+`terms`, `memory` and `records` have the words, `view` and `testimony` what a site knows of the
+others, `patience` and `closing` when a round may close, `machine` a site's life.
 """
 
 from lightyear_node.barrier.machine import DEGRADED, LEFT_OUT, ROLLED_BACK, Barrier
