@@ -29,8 +29,8 @@ loose lock-step, with rounds as Lamport time.  The laws:
    then signs under a new generation.  Others do not merge it for a while, but count it.
 9. Two updates with one signature for one generation and round are evidence, whoever brings them:
    durable (P4), then the peer is as if it were not there, until an operator forgives it.
-10. We vouch for at most one update of a peer and round, durably (P5) before anybody hears of it.  In
-    echo mode only what so many vouch for that no other can find as many is merged.
+10. We vouch for at most one update of a peer and round, durably (P5) before anybody hears of it.
+    In echo mode only what so many vouch for that no other can find as many is merged.
 
 `terms`, `memory` and `records` have the words, `view` and `testimony` what a site knows of the
 others, `patience` and `closing` when a round may close, `machine` a site's life.
