@@ -272,6 +272,7 @@ def test_the_papers_numbers_are_found(
         {"scale": 50.0},
         {"rule": "lightyear"},  # the guard is ours
         {"rule": "lightyear", "terms": {"guard": False, "gamma": 0.5}},
+        {"rule": "lightyear", "terms": {"guard": False, "harm_max": 0.1}},
         {"malfunction": "none", "bad": 0},
     ],
 )
