@@ -16,6 +16,7 @@ from lightyear_node.journal import Journal
 from lightyear_node.records import (
     Digest,
     Generation,
+    Harm,
     Manifest,
     Round,
     SignedManifest,
@@ -151,13 +152,19 @@ class Ledger:
         )
 
     def commit(
-        self, round: Round, model: Digest, memory: Memory, metrics: Mapping[str, float]
+        self,
+        round: Round,
+        model: Digest,
+        memory: Memory,
+        metrics: Mapping[str, float],
+        harm: Harm | None = None,
     ) -> None:
-        """Persistence point 3: the round is over."""
+        """Persistence point 3: the round is over; `harm` where the merged model was measured."""
         self.memory, self.models = memory, [model, *self.models][:2]
         self._append(
             "commit",
-            {"model": model, "metrics": dict(metrics)},
+            {"model": model, "metrics": dict(metrics)}
+            | ({"harm": asdict(harm)} if harm is not None else {}),
             round,
             {"barrier": memory.to_plain(), "models": self.models},
         )
@@ -180,6 +187,8 @@ class Ledger:
                 )
             elif record.kind == "commit":
                 found[record.round].update(model=body["model"], merged=body["metrics"])
+                if "harm" in body:
+                    found[record.round].update(harm=body["harm"])
         return [entry for entry in found.values() if "model" in entry]
 
     def _append(

@@ -57,7 +57,7 @@ from lightyear_node.observe.admin import AdminServer
 from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import REMOVED, Observer, PeerView
-from lightyear_node.records import Manifest, PeerName, Reason, Round, Update
+from lightyear_node.records import Harm, Manifest, PeerName, Reason, Round, Update
 from lightyear_node.reload import Watch, adopted, compare
 from lightyear_node.shelf import Shelf
 from lightyear_node.transport.client import PeerClient
@@ -99,6 +99,7 @@ class Node:
         self._work: Work | None = None
         self._rule_state: Mapping[str, Any] = {}
         self._merged_metrics: dict[str, float] = {}
+        self._harm: Harm | None = None
         self._observer = Observer(
             Metrics(home.others, [*Phase, "starting"], __version__, home.agreement.rounds),
             log,
@@ -292,8 +293,8 @@ class Node:
             case Merge():
                 self._spawn(self._merge(command))
             case Commit(round, model, memory):
-                self._ledger.commit(round, model, memory, self._merged_metrics)
-                self._observer.committed(round, model, self._merged_metrics)
+                self._ledger.commit(round, model, memory, self._merged_metrics, self._harm)
+                self._observer.committed(round, model, self._merged_metrics, self._harm)
                 self._shelf.tidy(self._barrier.kept(), self._home.others)
             case Alarm(text=text):
                 self._observer.alarm(text)
@@ -367,7 +368,7 @@ class Node:
         decision = merge.decision
         weights = {verdict.peer: verdict.weight for verdict in decision.verdicts}
         accepted = [(u.peer, u.digest, weights[u.peer]) for u in decision.accepted]
-        model, metrics = await self._learner.merge(decision.round, self._work, accepted)
+        model, metrics, self._harm = await self._learner.merge(decision.round, self._work, accepted)
         self._merged_metrics = dict(metrics)
         self._events.put_nowait(Merged(decision.round, model))
 

@@ -13,7 +13,16 @@ from lightyear_node.barrier import Cause, Decision, Memory
 from lightyear_node.errors import ConfigError, StoreError
 from lightyear_node.journal import Journal
 from lightyear_node.ledger import Ledger
-from lightyear_node.records import Digest, Generation, PeerName, Reason, Round, Verdict
+from lightyear_node.records import (
+    Attempt,
+    Digest,
+    Generation,
+    Harm,
+    PeerName,
+    Reason,
+    Round,
+    Verdict,
+)
 
 FIRST = {"alpha": {"b": 4}, "beta": {"b": 3}, "blocked": []}
 SECOND = {"alpha": {"b": 4}, "beta": {"b": 4}, "blocked": ["b"]}
@@ -120,3 +129,26 @@ def test_changed_settings_are_recorded_and_change_no_memory(book: Book) -> None:
     assert record.body == {"removed": ["b"], "certificate": "SHA256:x", "agreement": "d"}
     assert again.journal.first_bad_record() is None
     assert again.journal.memory() == kept
+
+
+def test_what_merging_would_have_done_is_part_of_the_rounds_record(book: Book) -> None:
+    """Nothing of it where nothing was measured: as records have been before."""
+    harm = Harm(0.5, 0.4, (Attempt((), 0.9),), (PeerName("b"),), kept_local=True)
+    for round, found in enumerate((harm, None)):
+        book.decide(round, {})
+        memory = Memory(Generation(0), Round(round + 1))
+        book.ledger.commit(Round(round), Digest("m"), memory, {"accuracy": 0.5}, found)
+    again = book.reopened()
+    measured, plain = (record.body for record in again.journal.records("commit"))
+    assert measured["harm"] == {
+        "limit": 0.5,
+        "loss_before": 0.4,
+        "tried": [{"without": [], "loss": 0.9}],
+        "dropped": ["b"],
+        "kept_local": True,
+    }
+    assert Harm.from_plain(measured["harm"]) == harm
+    assert plain == {"model": "m", "metrics": {"accuracy": 0.5}}
+    first, second = again.ledger.rounds()
+    assert first["harm"] == measured["harm"]
+    assert "harm" not in second
