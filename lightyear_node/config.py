@@ -38,6 +38,8 @@ CLAUSE_DIGITS = 16
 
 LIGHTYEAR = "lightyear"
 ALONE = "local"
+HARM_MAX_GUARDED = 0.1
+"""What a merge may cost a guarded site; see docs/do-no-harm.md for why."""
 
 Model = typing.TypeVar("Model", bound=BaseModel)
 
@@ -83,10 +85,19 @@ def _check_option(value: object) -> object:
     return value
 
 
+def _check_harm(value: object) -> object:
+    if value is None or value is False:
+        return value
+    if isinstance(value, int | float) and value is not True and 0 <= value <= 1:
+        return float(value)  # an integer's 0 would pass for false
+    raise ValueError("write a number from 0 to 1, or false to keep whatever was merged")
+
+
 Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
 Bytes = Annotated[int, BeforeValidator(parse_size_bytes), Field(ge=0, le=2**60)]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Option = Annotated[bool | int | float | str | None, BeforeValidator(_check_option)]
+HarmMax = Annotated[bool | float | None, BeforeValidator(_check_harm)]
 Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), BeforeValidator(_check_port)]
 
 
@@ -107,6 +118,11 @@ class RuleTerms(_Frozen):
     include_self: bool = True
     weights: Literal["uniform", "samples"] = "uniform"
     weight_max: float = Field(default=0.5, gt=0, le=1)
+    harm_max: HarmMax = None
+    """How much a merge may add to our validation loss, in units of what guessing costs (ln C).
+
+    False: anything.  Not said: a tenth under the guard; without it anything, as in the paper.
+    """
     options: dict[str, Option] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -120,6 +136,24 @@ class RuleTerms(_Frozen):
                 f"`{stray}` is a setting of lightyear; those of {self.name} stand under `options`"
             )
         return self
+
+    @property
+    def harm_allowed(self) -> float | None:
+        """The largest harm that a merge may do; None where merged models are not measured."""
+        if self.name != LIGHTYEAR or isinstance(self.harm_max, bool):
+            return None
+        if self.harm_max is None:
+            return HARM_MAX_GUARDED if self.guard else None
+        return self.harm_max
+
+    def computed(self) -> dict[str, Any]:
+        """What of this changes results, as plain values.
+
+        The limit for merged models is named only where there is one: results from before there
+        was one are known by the rest.
+        """
+        plain = self.model_dump(mode="json", exclude={"harm_max"})
+        return plain if self.harm_allowed is None else {**plain, "harm_max": self.harm_allowed}
 
     @property
     def threshold(self) -> float | None:
@@ -292,6 +326,7 @@ class RuleOverrides(_Frozen):
     tau: float | None = Field(default=None, ge=0, le=1)
     gamma: float | None = Field(default=None, gt=0, le=1)
     guard: bool | None = None
+    harm_max: HarmMax = None
 
 
 class Site(_Frozen):

@@ -17,7 +17,7 @@ from typing import Any
 from lightyear_node.errors import StoreError, WorkerDied, WorkerError
 from lightyear_node.home import State
 from lightyear_node.ledger import Work
-from lightyear_node.records import Digest, Opened, PeerName, Round, Verdict
+from lightyear_node.records import Digest, Harm, Opened, PeerName, Round, Verdict
 from lightyear_node.store import Store, Stored
 from lightyear_node.worker.handle import Worker
 from lightyear_node.worker.jobs import Candidate, verdict_from_plain
@@ -136,7 +136,8 @@ class Learner:
 
     async def merge(
         self, round: Round, work: Work, accepted: Sequence[tuple[PeerName, Digest, float]]
-    ) -> tuple[Digest, Mapping[str, float]]:
+    ) -> tuple[Digest, Mapping[str, float], Harm | None]:
+        """The new model, its metrics, and what measuring it before it was kept has found."""
         with _scratch(self._state.models) as (scratch,):
             answer = await self._do(
                 "merge",
@@ -150,7 +151,8 @@ class Learner:
                 out=str(scratch),
             )
             stored = await _adopt(self._state.models, scratch)
-        return stored.digest, answer["metrics"]
+        harm = Harm.from_plain(answer["harm"]) if answer["harm"] else None
+        return stored.digest, answer["metrics"], harm
 
     def _candidate(self, peer: PeerName, digest: Digest, samples: int = 0) -> Candidate:
         return Candidate(peer, str(self._state.updates.path(digest)), samples, digest)

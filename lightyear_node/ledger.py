@@ -18,6 +18,7 @@ from lightyear_node.records import (
     Digest,
     Evidence,
     Generation,
+    Harm,
     Manifest,
     Opinion,
     PeerName,
@@ -236,9 +237,17 @@ class Ledger:
         self.memory, self.rule_state, self._opinions = memory, rule_state, opinions
 
     def commit(
-        self, round: Round, model: Digest, memory: Memory, metrics: Mapping[str, float]
+        self,
+        round: Round,
+        model: Digest,
+        memory: Memory,
+        metrics: Mapping[str, float],
+        harm: Harm | None = None,
     ) -> None:
-        """Persistence point 3: the round is over, and our whole history is signed with it."""
+        """Persistence point 3: the round is over, and our whole history is signed with it.
+
+        `harm` where the merged model was measured before it was kept.
+        """
         # A round that changed nothing has the model of the one before, which is kept once.
         before = [kept for kept in self.models if kept != model]
         models = [model, *before][: self._models_kept]
@@ -252,7 +261,8 @@ class Ledger:
                 "model": model,
                 "metrics": dict(metrics),
                 "heads": _heads_to_plain(self._witnessed),
-            },
+            }
+            | ({"harm": asdict(harm)} if harm is not None else {}),
             round,
             {
                 "barrier": memory.to_plain(),
@@ -358,6 +368,8 @@ class Ledger:
                 )
             elif record.kind == "commit":
                 found[record.round].update(model=body["model"], merged=body["metrics"])
+                if "harm" in body:
+                    found[record.round].update(harm=body["harm"])
         return [entry for entry in found.values() if "model" in entry]
 
     def _append(

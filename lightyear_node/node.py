@@ -74,6 +74,7 @@ from lightyear_node.operator_commands import Operator
 from lightyear_node.records import (
     CHUNK_BYTES,
     Digest,
+    Harm,
     Manifest,
     PeerName,
     Reason,
@@ -129,6 +130,7 @@ class Node:
         self._stop_after_round = False
         self._rule_state: Mapping[str, Any] = {}
         self._merged_metrics: dict[str, float] = {}
+        self._harm: Harm | None = None
         self._observer = Observer(
             Metrics(home.others, [*Phase, "starting"], __version__, home.agreement.rounds),
             log,
@@ -399,8 +401,8 @@ class Node:
             case Merge():
                 self._spawn(self._merge(command))
             case Commit(round, model, memory):
-                self._ledger.commit(round, model, memory, self._merged_metrics)
-                self._observer.committed(round, model, self._merged_metrics)
+                self._ledger.commit(round, model, memory, self._merged_metrics, self._harm)
+                self._observer.committed(round, model, self._merged_metrics, self._harm)
                 self._shelf.tidy(self._barrier.kept(), self._home.others)
                 if self._stop_after_round:
                     self.request_stop()
@@ -521,7 +523,9 @@ class Node:
         weights = {verdict.peer: verdict.weight for verdict in decision.verdicts}
         accepted = [(u.peer, u.digest, weights[u.peer]) for u in decision.accepted]
         merge_all = partial(self._learner.merge, decision.round, self._work, accepted)
-        model, metrics = await self._space.through("merging", merge_all, self._space.needs.model)
+        model, metrics, self._harm = await self._space.through(
+            "merging", merge_all, self._space.needs.model
+        )
         self._merged_metrics = dict(metrics)
         self._events.put_nowait(Merged(decision.round, model))
 

@@ -6,10 +6,11 @@ carries the digest that names them, and the store has the bytes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Any, NewType, Self
 
 PeerName = NewType("PeerName", str)
 """A site's name in peers.yaml."""
@@ -180,6 +181,55 @@ class Verdict:
     weight: float = 0.0
     checks: Mapping[str, float] = field(default_factory=dict)
     digest: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A merge that was measured: who was left out of it, and its loss on our validation data."""
+
+    without: tuple[PeerName, ...]
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What a round's merge would have done to our model, and who was left out for it.
+
+    A loss that is no number is recorded as the largest number there is.
+    """
+
+    limit: float
+    """The greatest loss that a merged model was allowed."""
+    loss_before: float
+    """Of our own trained model."""
+    tried: tuple[Attempt, ...]
+    dropped: tuple[PeerName, ...]
+    """Worst first; their part of the mean went to our own model."""
+    kept_local: bool
+    """Whether nobody was left, so that our own model is the round's."""
+
+    def in_words(self) -> str:
+        """Who was left out and why; for a merge of which nobody was, that it was harmless."""
+        after = self.tried[0].loss
+        change = f"our validation loss would have gone from {self.loss_before:.3g} to"
+        change += " no number" if after == sys.float_info.max else f" {after:.3g}"
+        change += f", above the limit of {self.limit:.3g}"
+        if self.kept_local:
+            return f"kept our own model, whoever is left out merging does harm: {change}"
+        if self.dropped:
+            return f"left {', '.join(self.dropped)} out of the merge: with everybody {change}"
+        return "merging did no harm"
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        tried = tuple(Attempt(tuple(one["without"]), one["loss"]) for one in plain["tried"])
+        return cls(
+            plain["limit"],
+            plain["loss_before"],
+            tried,
+            tuple(plain["dropped"]),
+            plain["kept_local"],
+        )
 
 
 @dataclass(frozen=True, slots=True)

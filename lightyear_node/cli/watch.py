@@ -70,6 +70,11 @@ def _print_status(answer: dict[str, Any]) -> None:
             "" if peer["agreement"] is None else f"{peer['agreement']:.3f}",
         )
     console.print(table)
+    if answer["harm"] and answer["harm"]["dropped"]:
+        from lightyear_node.records import Harm
+
+        harm = Harm.from_plain(answer["harm"])
+        console.print(Text(f"last round: {harm.in_words()}", "yellow"))
     moved = answer["bytes"]
     console.print(
         f"received {_mib(moved['wire'])} for {_mib(moved['raw'])} of weights,"

@@ -47,7 +47,8 @@ class Spec:
             "seed": self.seed,
             "malfunctions": [one.model_dump(mode="json") for one in self.malfunctions],
             "task": self.task.model_dump(mode="json"),
-            "rule": self.rule.model_dump(mode="json"),
+            # Everybody is averaged here, whatever that does to a model.
+            "rule": self.rule.model_dump(mode="json", exclude={"harm_max"}),
         }
 
     @classmethod
@@ -74,7 +75,8 @@ def measure(spec: Spec, progress: Progress = lambda done, total: None) -> list[d
     rounds = max(spec.rounds) + 1
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
-        sim = SimSpec(spec.sites, rounds, spec.seed, spec.rule, spec.task, exchange=spec.exchange)
+        rule = spec.rule.model_copy(update={"harm_max": False})
+        sim = SimSpec(spec.sites, rounds, spec.seed, rule, spec.task, exchange=spec.exchange)
         seats = take_seats(sim, Path(folder))
         for number in range(rounds):
             round = Round(number)

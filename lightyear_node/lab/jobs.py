@@ -123,7 +123,7 @@ class Job:
             "seed": self.seed,
             "rule": self.rule.name,
             "label": self.label,
-            "rule_terms": self.rule.model_dump(mode="json"),
+            "rule_terms": self.rule.computed(),
             "malfunction": self.malfunction.kind if self.malfunction else NONE,
             "malfunction_terms": _plain(self.malfunction),
             "bad": self.bad,
@@ -143,7 +143,7 @@ class Job:
             "clients": self.clients,
             "rounds": self.rounds,
             "seed": self.seed,
-            "rule": self.rule.model_dump(mode="json"),
+            "rule": self.rule.computed(),
             "malfunction": _plain(self.malfunction),
             "bad": self.bad,
             **self._travelling(),
@@ -292,7 +292,20 @@ def _judged(result: SimResult, bad: set[PeerName]) -> Row:
     told: Row = {"verdicts": {nature: dict(sorted(c.items())) for nature, c in counts.items() if c}}
     if any(scores.values()):
         told["scores"] = {nature: _thinned(values) for nature, values in scores.items()}
-    return told
+    return told | _left_out(result, bad)
+
+
+def _left_out(result: SimResult, bad: set[PeerName]) -> Row:
+    """Who was accepted and yet left out of merges, where merged models are measured at all."""
+    found = [one.harm for rounds in result.sites.values() for one in rounds if one.harm is not None]
+    dropped = [peer in bad for harm in found for peer in harm.dropped]
+    counts = {
+        "measured": len(found),
+        "honest": dropped.count(False),
+        "malfunctioning": dropped.count(True),
+        "kept_local": sum(harm.kept_local for harm in found),
+    }
+    return {"merges": counts} if found else {}
 
 
 def _thinned(values: Sequence[float]) -> list[float]:

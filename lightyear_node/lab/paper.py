@@ -57,6 +57,7 @@ def _paper_rule(row: Row) -> bool:
     terms = row.terms
     return (
         not terms.get("guard", True)
+        and "harm_max" not in terms
         and terms.get("tau", 0.6) == 0.6
         and terms.get("gamma", 0.95) == 0.95
     )

@@ -255,7 +255,9 @@ def _label(given: str, rule: str, terms: Mapping[str, Any]) -> str:
     """The suite's own words for the rule; a bare name, or one with terms, is spelt as usual."""
     name = RULE_NAMES.get(rule, rule)
     if given == rule:
-        return name + (" + guard" if rule == LIGHTYEAR and terms.get("guard", True) else "")
+        guarded = rule == LIGHTYEAR and terms.get("guard", True)
+        measured = terms.get("harm_max") is not None
+        return name + " + guard" * guarded + " + do-no-harm" * measured
     return name + given.removeprefix(rule) if given.startswith(f"{rule} (") else given
 
 

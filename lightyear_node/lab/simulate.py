@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError, LightyearError
 from lightyear_node.lab.federation import LabError, package_environment
-from lightyear_node.records import Digest, PeerName, Round, Verdict
+from lightyear_node.records import Digest, Harm, PeerName, Round, Verdict
 from lightyear_node.worker.jobs import Candidate, verdict_from_plain, verdict_to_plain
 
 if TYPE_CHECKING:
@@ -84,12 +84,16 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class SimRound:
-    """One round at one site: its metrics after training and after merging, and its verdicts."""
+    """One round at one site: its metrics after training and after merging, and its verdicts.
+
+    `harm` is what measuring the merged model found, where the rule asks for that.
+    """
 
     round: Round
     local: Mapping[str, float]
     merged: Mapping[str, float]
     verdicts: Sequence[Verdict]
+    harm: Harm | None = None
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -97,12 +101,14 @@ class SimRound:
             "local": dict(self.local),
             "merged": dict(self.merged),
             "verdicts": [verdict_to_plain(verdict) for verdict in self.verdicts],
+            "harm": asdict(self.harm) if self.harm is not None else None,
         }
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
         verdicts = tuple(verdict_from_plain(verdict) for verdict in plain["verdicts"])
-        return cls(Round(plain["round"]), plain["local"], plain["merged"], verdicts)
+        harm = Harm.from_plain(plain["harm"]) if plain["harm"] else None
+        return cls(Round(plain["round"]), plain["local"], plain["merged"], verdicts, harm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,9 @@ class Seat:
             own=self.own, accepted=accepted, round=round, out=merged_file, measure=measure
         )
         merged_file.replace(self.model)
-        self.rounds.append(SimRound(round, self.trained, merged.metrics, judged.verdicts))
+        self.rounds.append(
+            SimRound(round, self.trained, merged.metrics, judged.verdicts, merged.harm)
+        )
 
     def close_alone(self, round: Round) -> None:
         shutil.copyfile(self.own, self.model)

@@ -63,6 +63,10 @@ class Seen:
     local: float | None
     merged: float | None
     judged: Mapping[str, int]
+    left_out: int = 0
+    """Times that others accepted it, and left it out of their merge."""
+    kept_local: int = 0
+    """Rounds in which it left out everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class Trial:
             "metric": self.metric,
             "rounds": self.spec.rounds,
             "seed": self.spec.seed,
-            "rule_terms": self.spec.rule.model_dump(mode="json"),
+            "rule_terms": self.spec.rule.computed(),
             "malfunctions": {
                 name: one.model_dump(mode="json") for name, one in self.spec.malfunctions.items()
             },
@@ -97,6 +101,8 @@ class Trial:
                     "local": site.local,
                     "merged": site.merged,
                     "judged": dict(site.judged),
+                    "left_out": site.left_out,
+                    "kept_local": site.kept_local,
                 }
                 for site in self.sites
             ],
@@ -201,6 +207,8 @@ def _seen(options: Options, spec: Spec, result: SimResult, seconds: float) -> Tr
     for rounds in result.sites.values():
         for verdict in (verdict for one in rounds for verdict in one.verdicts):
             judged[verdict.peer]["ok" if verdict.accepted else str(verdict.reason)] += 1
+    harms = [one.harm for rounds in result.sites.values() for one in rounds if one.harm is not None]
+    left_out = Counter(peer for harm in harms for peer in harm.dropped)
     metric = _metric(options.task, next(iter(result.sites.values()))[-1].merged)
     sites = [
         Seen(
@@ -209,6 +217,8 @@ def _seen(options: Options, spec: Spec, result: SimResult, seconds: float) -> Tr
             local=_score(rounds[-1].local, metric),
             merged=_score(rounds[-1].merged, metric),
             judged=dict(sorted(judged[name].items())),
+            left_out=left_out[name],
+            kept_local=sum(one.harm is not None and one.harm.kept_local for one in rounds),
         )
         for name, rounds in sorted(result.sites.items())
     ]
@@ -238,6 +248,7 @@ def print_table(trial: Trial, console: Console | None = None) -> None:
     for site in trial.sites:
         malfunction = trial.spec.malfunctions.get(site.name)
         refused = [f"{n} {reason}" for reason, n in site.judged.items() if reason != "ok"]
+        refused += [f"{site.left_out} left out of the merge"] * bool(site.left_out)
         heard = sum(site.judged.values())
         table.add_row(
             Text(site.name, "red" if malfunction else ""),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightyear_node.learning.agreement import Reference
-from lightyear_node.learning.forward import to_device, unpack
+from lightyear_node.learning.forward import at_rest, logits_of, to_device, unpack
 from lightyear_node.learning.heads import find_head
 from lightyear_node.learning.selection import twin
 from lightyear_node.learning.statistics import estimate
@@ -74,21 +74,30 @@ class Probe:
         validation set, whatever statistics they came with.
         """
         self._own_statistics = own_statistics
-        self._load(own)
+        self._load(own, own_statistics)
         total = _Mean()
         watch = self._watch(total)
         self._reference = Reference(self._scratch, self.batches, head=self.head, on_logits=watch)
         self._own_loss = total.value
 
     def measure(self, weights: Mapping[str, Tensor]) -> Measured:
-        self._load(weights)
+        self._load(weights, self._own_statistics)
         total = _Mean()
         agreement = self.reference.agreement(self._scratch, on_logits=self._watch(total))
         return Measured(agreement, total.value)
 
-    def _load(self, weights: Mapping[str, Tensor]) -> None:
+    def loss_of(self, weights: Mapping[str, Tensor], *, own_statistics: bool) -> float | None:
+        """The loss alone, which needs no model to compare with; None where V_i has no labels."""
+        self._load(weights, own_statistics)
+        total = _Mean()
+        with at_rest(self._scratch):
+            for index, batch in enumerate(self.batches):
+                self._meter.add(total, index, logits_of(self._scratch, unpack(batch)[0]))
+        return total.value
+
+    def _load(self, weights: Mapping[str, Tensor], own_statistics: bool) -> None:
         load_into(self._scratch, weights)
-        if self._own_statistics:
+        if own_statistics:
             estimate(self._scratch, self.batches)
 
     @property

@@ -53,6 +53,14 @@ class Metrics:
         )
         self.reachable = gauge("peer_reachable", "1 while the peer answers.", "peer")
         self.accepted = gauge("peers_accepted", "Peers accepted in the last round.")
+        self.merge_dropped = counter(
+            "merge_dropped",
+            "Accepted models left out of a merge that would have done harm.",
+            "peer",
+        )
+        self.kept_local = counter(
+            "merges_kept_local", "Rounds whose merge did harm whoever was left out."
+        )
         self.configured = gauge("peers_configured", "Peers in peers.yaml besides this site.")
         self.bytes = counter("transfer_bytes", "Bytes of weights on the wire.", "peer", "direction")
         self.raw_bytes = counter(
@@ -101,6 +109,7 @@ class Metrics:
         self.reachable.labels(peer).set(0)
         self.streak.labels(peer).set(0)
         self.left_out.labels(peer)
+        self.merge_dropped.labels(peer)
         self.quarantined.labels(peer).set(0)
         for direction in DIRECTIONS:
             self.bytes.labels(peer, direction)

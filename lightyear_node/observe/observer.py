@@ -11,11 +11,11 @@ import math
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lightyear_node.observe.metrics import Metrics
-from lightyear_node.records import Opened, Opinion, PeerName, Reason, Round, Transfer, Verdict
+from lightyear_node.records import Harm, Opened, Opinion, PeerName, Reason, Round, Transfer, Verdict
 
 WAITING_REPEAT_S = 30.0
 """A node that waits says so again this often, so that it never hangs silently."""
@@ -76,6 +76,8 @@ class Observer:
     progress: tuple[int, int] | None = None
     local: dict[str, float] = field(default_factory=dict)
     merged: dict[str, float] = field(default_factory=dict)
+    harm: dict[str, Any] | None = None
+    """What measuring the last completed round's merged model found, and which round that was."""
     traffic: Traffic = field(default_factory=Traffic)
     _told: tuple[str, float] = ("", 0.0)
     _accusation: str = ""
@@ -108,6 +110,7 @@ class Observer:
             return
         last = rounds[-1]
         self.model, self.local, self.merged = last["model"], last["local"], last["merged"]
+        self.harm = {"round": last["round"], **last["harm"]} if last.get("harm") else None
         for entry in rounds:
             for verdict in entry["verdicts"]:
                 if verdict["peer"] in self.peers:  # it may have left the federation since
@@ -159,12 +162,23 @@ class Observer:
             view.agreement = verdict["score"]
             self.metrics.agreement.labels(peer).set(verdict["score"])
 
-    def committed(self, round: Round, model: str, metrics: Mapping[str, float]) -> None:
+    def committed(
+        self, round: Round, model: str, metrics: Mapping[str, float], harm: Harm | None = None
+    ) -> None:
         self.model, self.merged = model, dict(metrics)
+        self.harm = {"round": round, **asdict(harm)} if harm is not None else None
+        if harm is not None and harm.dropped:
+            self._left_out(round, harm)
         self._measure("merged", metrics)
         self.metrics.rounds_total.inc()
         self.metrics.last_completed.set_to_current_time()
         self.log.info("round %d: merged, %s", round, _numbers(metrics))
+
+    def _left_out(self, round: Round, harm: Harm) -> None:
+        for peer in harm.dropped:
+            self.metrics.merge_dropped.labels(peer).inc()
+        self.metrics.kept_local.inc(harm.kept_local)
+        self.log.warning("round %d: %s", round, harm.in_words())
 
     def degraded(self, text: str) -> None:
         self.metrics.degraded.set(1)
@@ -324,6 +338,7 @@ class Observer:
             "progress": self.progress,
             "model": self.model,
             "metrics": {"local": self.local, "merged": self.merged},
+            "harm": self.harm,
             "bytes": {
                 "raw": self.traffic.raw_received,
                 "wire": self.traffic.wire_received,

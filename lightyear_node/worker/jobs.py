@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from lightyear_node.records import Digest, PeerName, Reason, Verdict
+from lightyear_node.records import Digest, Harm, PeerName, Reason, Verdict
 
 ERROR_CONFIG = "config"
 ERROR_TASK = "task"
@@ -50,6 +50,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Merged:
     metrics: Mapping[str, float]
+    harm: Harm | None = None
+    """What measuring the merged model found; None where it was not measured."""
 
 
 def verdict_to_plain(verdict: Verdict) -> dict[str, Any]:

@@ -36,9 +36,10 @@ from lightyear_node.learning.rules.base import Candidate as RuleCandidate
 from lightyear_node.learning.rules.base import Judgement, Rule, Share, Turn
 from lightyear_node.learning.selection import twin
 from lightyear_node.learning.statistics import estimate
-from lightyear_node.records import Opened, PeerName, Round
+from lightyear_node.records import Harm, Opened, PeerName, Round
 from lightyear_node.worker import carry as carry_file
 from lightyear_node.worker.jobs import Candidate, Merged, Trained
+from lightyear_node.worker.merging import NO_LABELS, NO_LABELS_HINT, merge_harmlessly
 from lightyear_node.worker.task import Task
 from lightyear_node.worker.train import (
     Progress,
@@ -72,6 +73,7 @@ class Site:
         self._name = name
         self._seed = seed
         self._rule = _rule(rule)
+        self._harm_allowed = rule.harm_allowed
         self._rounds = rounds
         self._tolerant = tolerant
         self._device = pick_device(device)
@@ -86,6 +88,9 @@ class Site:
         self._arrange(exchange or ExchangeTerms())
         self._probe = self._make_probe()
         self._probe.anchor(self._exchanged(model))
+        asked_for = self._harm_allowed is not None and rule.harm_max is not None
+        if asked_for and self._probe.own_loss is None:
+            raise ConfigError(NO_LABELS, hint=NO_LABELS_HINT)
         self._has_trained = False
 
     def _arrange(self, exchange: ExchangeTerms) -> None:
@@ -227,8 +232,7 @@ class Site:
         """
         judging = self._rule if rule is None else _rule(rule)
         self._recall(carry)
-        own_state = self._shared.model.state_dict()
-        self._probe.furnish({name: own_state[name] for name in self._at_home})
+        self._furnish()
         with Weights(own, self._layout) as ours, Weights(before, self._layout) as start:
             candidates = [
                 RuleCandidate(peer.peer, self._received(peer), peer.samples, peer.digest)
@@ -257,16 +261,35 @@ class Site:
         at the peers went through.
         `carry` is what training has left, for a site that was not there to train.
         """
+        self._recall(carry)
         with Weights(own, self._layout) as ours:
             shares = [Share(peer.peer, self._received(peer), weight) for peer, weight in accepted]
-            write(out, self._layout, self._rule.merge(ours, shares, Round(round)))
-        self._recall(carry)
+            harm = self._merge(ours, shares, Round(round), out)
+            if harm is not None:
+                shares = [share for share in shares if share.peer not in harm.dropped]
         with Weights(out, self._layout) as weights:
             load_into(self._shared.model, weights)
-        anew = accepted and self._rule.own_statistics
+        anew = shares and self._rule.own_statistics
         if anew and estimate(self._shared.model, self._probe.batches):
             write(out, self._layout, self._exchanged(self._shared.model))
-        return Merged(metrics=self._metrics() if measure else {})
+        return Merged(metrics=self._metrics() if measure else {}, harm=harm)
+
+    def _merge(
+        self, ours: Weights, shares: Sequence[Share], round: Round, out: Path
+    ) -> Harm | None:
+        """As the rule says; None where what comes of it is not measured."""
+        if self._harm_allowed is None or not shares:
+            write(out, self._layout, self._rule.merge(ours, shares, round))
+            return None
+        self._furnish()
+        return merge_harmlessly(
+            out, self._layout, self._rule, self._probe, ours, shares, round, self._harm_allowed
+        )
+
+    def _furnish(self) -> None:
+        """Models are tried with what of ours does not travel."""
+        own_state = self._shared.model.state_dict()
+        self._probe.furnish({name: own_state[name] for name in self._at_home})
 
     def _recall(self, carry: Path | None) -> None:
         """What training has left at home; a site that has trained still has it."""

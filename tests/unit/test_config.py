@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,9 +197,44 @@ def test_a_site_may_only_be_stricter_about_its_own_model(tmp_path: Path) -> None
     agreement = load(tmp_path, agreement_text("rule: {tau: 0.5, gamma: 0.9}\n"))
     rule = load_site(path, {}).rule_of(agreement)
     assert (rule.tau, rule.gamma, rule.name) == (0.8, 0.9, "lightyear")
+    path.write_text("rule: {harm_max: 0}\n")
+    rule = load_site(path, {}).rule_of(agreement)
+    assert (rule.tau, rule.harm_allowed) == (0.5, 0.0)
+    path.write_text("rule: {harm_max: false}\n")
+    assert load_site(path, {}).rule_of(agreement).harm_allowed is None
+    path.write_text("rule: {guard: false}\n")
+    assert load_site(path, {}).rule_of(agreement).harm_allowed is None
     path.write_text("rule: {name: fedavg}\n")
     with pytest.raises(ConfigError, match="unknown key `name`"):
         load_site(path, {})
+
+
+@pytest.mark.parametrize(
+    ("terms", "allowed"),
+    [
+        ({}, 0.1),
+        ({"guard": False}, None),
+        ({"harm_max": False}, None),
+        ({"harm_max": 0}, 0.0),  # which is not the same as false
+        ({"harm_max": 0.0}, 0.0),
+        ({"guard": False, "harm_max": 0.3}, 0.3),
+        ({"name": "fedavg"}, None),
+    ],
+)
+def test_merged_models_are_measured_under_the_guard_or_where_it_is_said(
+    terms: dict[str, Any], allowed: float | None
+) -> None:
+    rule = RuleTerms(**terms)
+    assert rule.harm_allowed == allowed
+    # To the worker and to simulations the terms travel as JSON.
+    assert RuleTerms(**json.loads(rule.model_dump_json())).harm_allowed == allowed
+    assert rule.computed().get("harm_max") == allowed
+
+
+@pytest.mark.parametrize("value", ["true", "-0.1", "1.5", "never", ".nan", "[0.1]"])
+def test_what_a_merge_may_cost_is_a_share_or_false(tmp_path: Path, value: str) -> None:
+    said = refusal(tmp_path, agreement_text(f"rule: {{harm_max: {value}}}\n"))
+    assert said.startswith(":3: `rule.harm_max`: write a number from 0 to 1, or false")
 
 
 def test_certificates_travel_in_the_file(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from lightyear_node.errors import ConfigError, StoreError
 from lightyear_node.journal import Journal
 from lightyear_node.ledger import Ledger, Work
 from lightyear_node.records import (
+    Attempt,
     Digest,
     Generation,
+    Harm,
     Manifest,
     Opinion,
     PeerName,
@@ -217,3 +219,26 @@ def test_what_a_peer_thinks_of_us_is_recorded_once(book: Book) -> None:
         ("b", "too_far"),
         ("b", "ok"),
     ]
+
+
+def test_what_merging_would_have_done_is_part_of_the_rounds_record(book: Book) -> None:
+    """Nothing of it where nothing was measured: as records have been before."""
+    harm = Harm(0.5, 0.4, (Attempt((), 0.9),), (PeerName("b"),), kept_local=True)
+    for round, found in enumerate((harm, None)):
+        book.decide(round, {})
+        memory = Memory(Generation(0), Round(round + 1))
+        book.ledger.commit(Round(round), Digest("m"), memory, {"accuracy": 0.5}, found)
+    again = book.reopened()
+    measured, plain = (record.body for record in again.journal.records("commit"))
+    assert measured["harm"] == {
+        "limit": 0.5,
+        "loss_before": 0.4,
+        "tried": [{"without": [], "loss": 0.9}],
+        "dropped": ["b"],
+        "kept_local": True,
+    }
+    assert Harm.from_plain(measured["harm"]) == harm
+    assert plain == {"model": "m", "metrics": {"accuracy": 0.5}, "heads": {}}
+    first, second = again.ledger.rounds()
+    assert first["harm"] == measured["harm"]
+    assert "harm" not in second

@@ -22,7 +22,16 @@ from lightyear_node.observe.admin import SOCKET_NAME, AdminServer, NotRunning, a
 from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import Observer, PeerView
-from lightyear_node.records import Digest, PeerName, Reason, Round, Transfer, Verdict
+from lightyear_node.records import (
+    Attempt,
+    Digest,
+    Harm,
+    PeerName,
+    Reason,
+    Round,
+    Transfer,
+    Verdict,
+)
 
 B, C = PeerName("site-b"), PeerName("site-c")
 DIGEST = Digest("0" * 64)
@@ -76,6 +85,36 @@ def test_one_decision_feeds_log_metrics_and_status() -> None:
     # Who is missing is not rejected, and its last score stays to be seen.
     assert (c["verdict"], c["reason"], c["agreement"]) == ("missing", "unreachable", 0.72)
     assert c["rejected_in_a_row"] == 0
+
+
+def test_who_is_left_out_of_a_merge_is_told_counted_and_shown() -> None:
+    stream = io.StringIO()
+    watched = observer(stream)
+    for peer in (B, C):
+        assert sample(watched, f'lightyear_merge_dropped_total{{peer="{peer}"}}') == 0
+    assert sample(watched, "lightyear_merges_kept_local_total") == 0
+    tried = (Attempt((), 0.9), Attempt((C,), 0.42))
+    watched.committed(Round(3), "m", {}, Harm(0.5, 0.4, tried, (C,), kept_local=False))
+    assert "left site-c out of the merge: with everybody our validation loss" in stream.getvalue()
+    assert "from 0.4 to 0.9, above the limit of 0.5" in stream.getvalue()
+    shown = watched.status()["harm"]
+    assert (shown["round"], shown["dropped"], shown["kept_local"]) == (3, (C,), False)
+    alone = Harm(0.5, 0.4, tried[:1], (C, B), kept_local=True)
+    watched.committed(Round(4), "m", {}, alone)
+    assert "round 4: kept our own model" in stream.getvalue()
+    assert sample(watched, 'lightyear_merge_dropped_total{peer="site-b"}') == 1
+    assert sample(watched, 'lightyear_merge_dropped_total{peer="site-c"}') == 2
+    assert sample(watched, "lightyear_merges_kept_local_total") == 1
+
+
+def test_a_harmless_merge_is_no_news() -> None:
+    stream = io.StringIO()
+    watched = observer(stream)
+    watched.committed(Round(3), "m", {}, Harm(0.5, 0.4, (Attempt((), 0.3),), (), kept_local=False))
+    assert "harm" not in stream.getvalue()
+    assert watched.status()["harm"]["tried"] == ({"without": (), "loss": 0.3},)
+    watched.committed(Round(4), "m", {})
+    assert watched.status()["harm"] is None
 
 
 def test_a_streak_of_rejections_is_counted_and_ends() -> None:

@@ -62,6 +62,7 @@ def test_a_spec_survives_the_way_to_the_process() -> None:
     assert Spec.of(short.to_plain()) == short
     # Jobs that were measured before there was a choice keep their keys.
     assert "exchange" not in SPEC.to_plain()
+    assert "harm_max" not in SPEC.to_plain()["rule"]
 
 
 def test_rounded_messages_are_judged_as_the_whole_ones() -> None:

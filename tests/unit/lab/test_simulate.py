@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from lightyear_node.config import ALONE, ExchangeTerms, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab.federation import LabError, site_names
+from lightyear_node.lab.jobs import Job, row_of
 from lightyear_node.lab.simulate import Apart, SimResult, Spec, simulate, simulate_apart
 from lightyear_node.learning.rules import Judgement
 from lightyear_node.records import Reason, Verdict
@@ -229,3 +231,30 @@ def test_a_child_that_dies_is_an_error_and_none_is_left(
     assert steps == [1]
     assert not psutil.Process().children()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_is_left_out_of_merges_is_told_in_results_and_in_rows() -> None:
+    job = Job(
+        grid="main",
+        task="digits",
+        entry=TaskEntry(),
+        metric="accuracy",
+        clients=3,
+        rounds=2,
+        seed=7,
+        rule=RuleTerms(guard=False, harm_max=0.1),
+        label="lightyear",
+        malfunction=Malfunction(kind="head-flip"),
+        bad=1,
+    )
+    result = simulate(job.spec())
+    assert SimResult.of(json.loads(json.dumps(result.to_plain()))) == result
+    [bad] = job.spec().malfunctions
+    honest = [rounds for name, rounds in result.sites.items() if name != bad]
+    harms = [one.harm for rounds in honest for one in rounds]
+    assert all(harm is not None for harm in harms)
+    assert [harm.dropped for harm in harms if harm and harm.dropped] == [(bad,), (bad,)]
+    merges = row_of("tiny", job, result, 1.0)["merges"]
+    assert (merges["measured"], merges["malfunctioning"]) == (6, 2)
+    off = replace(job, rule=RuleTerms(guard=False))
+    assert "merges" not in row_of("tiny", off, simulate(off.spec()), 1.0)

@@ -24,6 +24,7 @@ from lightyear_node.lab.jobs import (
 )
 from lightyear_node.lab.suite import MALFUNCTIONS, NONE, RULES, RULES_GROUP, Suite, load_suite
 
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 GRID: dict[str, Any] = {
     "name": "main",
     "task": "digits",
@@ -226,6 +227,24 @@ class TestExpanded:
         assert {job.key for job in expand(suite_with())} == {
             job.key for job in expand(written({"name": "other", "grids": [reordered]}))
         }
+
+    @pytest.mark.parametrize("name", ["femnist", "guard", "hospitals"])
+    def test_published_results_are_those_of_their_suites(self, name: str) -> None:
+        published = RESULTS / name
+        wanted = {job.key for job in expand(load_suite(published / "suite.yaml"))}
+        lines = (published / "results.jsonl").read_text().splitlines()
+        assert {json.loads(line)["key"] for line in lines} == wanted
+
+    def test_measuring_merged_models_makes_another_job_and_not_doing_so_none(self) -> None:
+        def work(**terms: object) -> str:
+            rule = {"name": "lightyear", **terms}
+            [job] = expand(suite_with(rules=[rule], malfunctions=["none"], bad=[], seeds=[0]))
+            return job.work
+
+        assert work() == work(harm_max=0.1) != work(harm_max=0.2)
+        assert work(harm_max=False) != work()
+        assert work(guard=False) == work(guard=False, harm_max=False)
+        assert work(guard=False) != work(guard=False, harm_max=0.1)
 
     def test_what_is_left_out_is_the_built_in_tasks_own(self) -> None:
         defaults = {"clients": ..., "rounds": ..., "seeds": ..., "bad": [4]}

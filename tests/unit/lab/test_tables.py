@@ -272,6 +272,7 @@ def test_the_papers_numbers_are_found(
         {"scale": 50.0},
         {"rule": "lightyear"},  # the guard is ours
         {"rule": "lightyear", "terms": {"guard": False, "gamma": 0.5}},
+        {"rule": "lightyear", "terms": {"guard": False, "harm_max": 0.1}},
         {"malfunction": "none", "bad": 0},
     ],
 )
@@ -336,3 +337,13 @@ def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
         read(write(tmp_path, [job("afa", ONE), without]))
     with pytest.raises(ConfigError, match="schema_version is '2'"):
         read(write(tmp_path, [{**job("afa", ONE), "schema_version": "2"}]))
+
+
+def test_a_rule_that_measures_merged_models_is_called_so(tmp_path: Path) -> None:
+    """Results from before there was such a check keep their name beside the new ones."""
+    lines = [job("lightyear", TWO), job("lightyear", TWO, grid="new", terms={"harm_max": 0.1})]
+    rows = read(write(tmp_path, lines)).rows
+    assert {row.grid: row.label for row in rows} == {
+        "main": "LIGHTYEAR + guard",
+        "new": "LIGHTYEAR + guard + do-no-harm",
+    }
