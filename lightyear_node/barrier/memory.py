@@ -61,12 +61,12 @@ class Memory:
         return {
             "generation": self.generation,
             "round": self.round,
-            "announced": asdict(self.announced) if self.announced else None,
+            "announced": _plain(self.announced) if self.announced else None,
             "decision": asdict(self.decision) if self.decision else None,
             "used": _lists(self.used),
             "recovering": self.recovering,
             "vouched": {
-                peer: [asdict(update) for update in known] for peer, known in self.vouched.items()
+                peer: [_plain(update) for update in known] for peer, known in self.vouched.items()
             },
             "generations": _lists(self.generations),
             "quarantined": _lists(self.quarantined),
@@ -96,6 +96,16 @@ class Memory:
             blocked=frozenset(plain.get("blocked", ())),
             paused=plain.get("paused", False),
         )
+
+
+def _plain(update: Update) -> Plain:
+    # As `asdict` would; it copies deeply, and this is written with every persistence point.
+    return {
+        "peer": update.peer,
+        "generation": update.generation,
+        "round": update.round,
+        "digest": update.digest,
+    }
 
 
 def _lists(pairs: Mapping[PeerName, Age]) -> dict[str, list[int]]:

@@ -67,4 +67,5 @@ class Testimony:
 
 
 def _contradict(one: Update, other: Update) -> bool:
-    return one.age == other.age and one.digest != other.digest
+    same = one.round == other.round and one.generation == other.generation
+    return same and one.digest != other.digest
