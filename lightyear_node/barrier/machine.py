@@ -387,7 +387,7 @@ class Barrier:
         update = Update(self.us, self.generation, tag, digest)
         self.phase = Phase.SEALING
         self._sealing = update
-        return [Seal(update, replace(self._memory(), round=tag, announced=update))]
+        return [Seal(update, self._memory())]
 
     def _collect(self, now: float) -> None:
         self.phase = Phase.COLLECTING
@@ -447,12 +447,15 @@ class Barrier:
         return [Commit(decision.round, model, self._memory()), *self._begin()]
 
     def _memory(self) -> Memory:
-        """For a command that makes it durable."""
-        view = self._view
+        """For a command that makes it durable.
+
+        What is being sealed counts as sealed, or a note that comes between would unsay it.
+        """
+        view, sealing = self._view, self._sealing
         return Memory(
             generation=self.generation,
-            round=self.round,
-            announced=self.announced,
+            round=sealing.round if sealing else self.round,
+            announced=sealing or self.announced,
             decision=self.decision,
             used=dict(view.used),
             recovering=self.recovering,
