@@ -342,7 +342,9 @@ class Barrier:
         seen = self._own_elsewhere
         before = max(self._wall_s, self.generation, seen.generation if seen else 0)
         self.generation = Generation(before + 1)
-        reached = seen.round + 1 if seen else 0
+        # Who was done already does the last round again: it has no model left, and others may
+        # still need its last update.
+        reached = min(seen.round + 1, self.terms.rounds - 1) if seen else 0
         self.round = Round(max(self.round, reached, self._view.supported()))
         self.announced, self.decision = None, None
         self.recovering = self._rolled_back = False
