@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,22 +28,17 @@ from lightyear_node.barrier import (
     Accuse,
     Alarm,
     Announce,
-    Answered,
     Barrier,
     Command,
     Commit,
     Decide,
     Event,
     Fetch,
-    Fetched,
-    FetchFailed,
     Finish,
     Greet,
     Judge,
-    Judged,
     Memory,
     Merge,
-    Merged,
     Note,
     Phase,
     Reformed,
@@ -51,16 +46,14 @@ from lightyear_node.barrier import (
     Sealed,
     Tick,
     Train,
-    Trained,
 )
 from lightyear_node.conversation import Conversation, Facts, Saying
 from lightyear_node.diary import Diary
+from lightyear_node.errands import Errands
 from lightyear_node.errors import (
     ConfigError,
     DiskFull,
     PeerError,
-    PeerMisbehaved,
-    WorkerError,
 )
 from lightyear_node.home import Home, State
 from lightyear_node.learner import Learner, OpenedModel
@@ -72,13 +65,10 @@ from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import REMOVED, Observer, PeerView
 from lightyear_node.operator_commands import Operator
 from lightyear_node.records import (
-    CHUNK_BYTES,
     Digest,
-    Harm,
     Manifest,
     PeerName,
     Reason,
-    Round,
     Update,
 )
 from lightyear_node.reload import Watch, adopted, compare
@@ -125,12 +115,8 @@ class Node:
         self._stop = asyncio.Event()
         self._in_touch: set[PeerName] = set()
         self._turned_at = time.monotonic()
-        self._work: Work | None = None
         self._progress = 0
         self._stop_after_round = False
-        self._rule_state: Mapping[str, Any] = {}
-        self._merged_metrics: dict[str, float] = {}
-        self._harm: Harm | None = None
         self._observer = Observer(
             Metrics(home.others, [*Phase, "starting"], __version__, home.agreement.rounds),
             log,
@@ -277,13 +263,26 @@ class Node:
         self._shelf = Shelf(
             self._state, self._ledger, facts.grid, delta=home.agreement.exchange.delta
         )
-        self._work, self._rule_state = self._ledger.work, self._ledger.rule_state
         observer.remember(self._ledger.rounds())
         self._barrier = Barrier(home.us, self._terms, self._ledger.memory)
         self._operator = Operator(
             self._barrier, self._ledger, self._events.put_nowait, self._finish
         )
         self._links = Links(home, self._conversation, self._state.directory, self._terms.faulty_max)
+        self._errands = Errands(
+            self._learner,
+            self._ledger,
+            self._state,
+            self._space,
+            self._shelf,
+            self._archive,
+            self._links,
+            self._barrier,
+            observer,
+            facts.grid,
+            done=self._events.put_nowait,
+            heard=self._heard,
+        )
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
@@ -385,24 +384,26 @@ class Node:
             case Greet() | Announce():
                 self._contact_everybody()
             case Train(round):
-                self._spawn(self._train(round))
+                self._spawn(self._errands.train(round))
             case Seal(update, memory):
-                assert self._work is not None
-                signed = self._home.identity.sign_manifest(self._manifest(update, self._work))
-                self._ledger.seal(update, memory, self._work, signed)
+                work = self._errands.work
+                assert work is not None
+                signed = self._home.identity.sign_manifest(self._manifest(update, work))
+                self._ledger.seal(update, memory, work, signed)
                 self._events.put_nowait(Sealed(update))
             case Fetch(update):
-                self._spawn(self._fetch(update))
+                self._spawn(self._errands.fetch(update))
             case Judge():
-                self._spawn(self._judge(command))
+                self._spawn(self._errands.judge(command))
             case Decide(decision, memory):
-                self._ledger.decide(decision, memory, self._rule_state)
+                self._ledger.decide(decision, memory, self._errands.rule_state)
                 self._observer.decided(decision.round, decision.why, decision.verdicts)
-            case Merge():
-                self._spawn(self._merge(command))
+            case Merge(decision):
+                self._spawn(self._errands.merge(decision))
             case Commit(round, model, memory):
-                self._ledger.commit(round, model, memory, self._merged_metrics, self._harm)
-                self._observer.committed(round, model, self._merged_metrics, self._harm)
+                brought = self._errands
+                self._ledger.commit(round, model, memory, brought.metrics, brought.harm)
+                self._observer.committed(round, model, brought.metrics, brought.harm)
                 self._shelf.tidy(self._barrier.kept(), self._home.others)
                 if self._stop_after_round:
                     self.request_stop()
@@ -435,99 +436,7 @@ class Node:
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         self._group.create_task(work)
 
-    # Commands that take a while; each ends as an event.
-
-    async def _train(self, round: Round) -> None:
-        carry = self._ledger.work.carry if self._ledger.work else None
-        train = partial(self._learner.train, round, self._ledger.model, carry)
-        self._work = await self._space.through("training", train, self._space.needs.training)
-        self._space.needs = replace(self._space.needs, carry=self._state.carry.largest())
-        self._observer.trained(round, self._work.metrics)
-        self._events.put_nowait(Trained(self._work.outgoing))
-
-    async def _fetch(self, update: Update) -> None:
-        if self._state.updates.has(update.digest):
-            self._shelf.received(update, self._barrier.kept())
-            self._events.put_nowait(Fetched(update))
-            return
-        if self._archive.find(update) is None:
-            # Pushed out by newer ones, of which the barrier is about to hear.
-            self._events.put_nowait(FetchFailed(update, Reason.STALE_ROUND, retriable=True))
-            return
-        try:
-            await self._bring(update)
-        except DiskFull as problem:
-            self._observer.transfer_failed(update.peer, Reason.DISK_FULL, str(problem))
-            self._events.put_nowait(FetchFailed(update, Reason.DISK_FULL, retriable=True))
-        except PeerError as problem:
-            self._observer.transfer_failed(update.peer, problem.reason, str(problem))
-            # Bytes that came whole and were wrong will not be right another time.
-            retriable = not isinstance(problem, PeerMisbehaved)
-            self._events.put_nowait(FetchFailed(update, problem.reason, retriable))
-        else:
-            self._events.put_nowait(Fetched(update))
-
-    async def _bring(self, update: Update) -> None:
-        """Bring a peer's update here, if there is room for it."""
-        updates = self._state.updates
-        async with self._links.fetch_slots:
-            client = self._links.clients.get(update.peer)
-            signed = self._archive.find(update)
-            if client is None or signed is None:
-                raise PeerError(update.peer, Reason.BLOCKED, "no longer in peers.yaml")
-            here = updates.partial_chunks(update.digest, signed.manifest.raw_bytes) * CHUNK_BYTES
-            with self._space.coming(max(0, signed.manifest.raw_bytes - here)):
-                transfer = await client.fetch(
-                    signed.manifest,
-                    updates,
-                    self._facts.grid,
-                    lambda done, total: self._arriving(update.peer),
-                )
-        self._observer.transferred(update.peer, "received", transfer)
-        self._shelf.received(update, self._barrier.kept())
-
-    async def _bring_back(self, update: Update) -> None:
-        """Of what is to be judged, one that a full disk has cost us since it came."""
-        if self._state.updates.has(update.digest):
-            return
-        with contextlib.suppress(PeerError):  # it has gone on meanwhile, and is not judged
-            await self._space.through("a peer's update", partial(self._bring, update))
-
-    def _arriving(self, peer: PeerName) -> None:
-        """A chunk has come.  On a narrow line the answer to a heartbeat may wait behind it."""
-        self._heard(Answered(peer))
-        self._observer.sending(peer)
-
-    async def _judge(self, judge: Judge) -> None:
-        assert self._work is not None
-        self._shelf.use(judge.updates)
-        for update in judge.updates:
-            await self._bring_back(update)
-        here = [update for update in judge.updates if self._state.updates.has(update.digest)]
-        peers = [(u.peer, u.digest, self._samples(u)) for u in here]
-        try:
-            verdicts, self._rule_state = await self._learner.judge(
-                judge.round, self._work, self._ledger.model, peers, self._ledger.rule_state
-            )
-        except WorkerError as problem:
-            # Without a verdict nobody is merged, and the round goes on with our own model.
-            self._observer.log.warning(
-                "round %d: no peer could be judged: %s", judge.round, problem
-            )
-            verdicts = ()
-        self._events.put_nowait(Judged(judge.round, verdicts))
-
-    async def _merge(self, merge: Merge) -> None:
-        assert self._work is not None
-        decision = merge.decision
-        weights = {verdict.peer: verdict.weight for verdict in decision.verdicts}
-        accepted = [(u.peer, u.digest, weights[u.peer]) for u in decision.accepted]
-        merge_all = partial(self._learner.merge, decision.round, self._work, accepted)
-        model, metrics, self._harm = await self._space.through(
-            "merging", merge_all, self._space.needs.model
-        )
-        self._merged_metrics = dict(metrics)
-        self._events.put_nowait(Merged(decision.round, model))
+    # Talking.
 
     def _contact_everybody(self) -> None:
         """One conversation per peer at a time: a slow peer misses heartbeats, nobody else does."""
@@ -688,10 +597,6 @@ class Node:
             base=self._shelf.base(),
             dtype=self._facts.dtype,
         )
-
-    def _samples(self, update: Update) -> int:
-        signed = self._archive.find(update)
-        return signed.manifest.samples if signed else 0
 
     def _progressed(self, job: str, done: int, total: int) -> None:
         self._observer.progress = (done, total)
