@@ -1,4 +1,4 @@
-"""Sites that were away: paused, killed all at once, or late."""
+"""Sites that were away: paused, killed all at once, late, or without their memory."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from lives import (
 )
 from staging import AVERAGE, HASTY, counted, history
 
+from lightyear_node.config import BarrierTerms
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import SiteHome, lay_out, site_names
 from lightyear_node.records import PeerName
@@ -29,10 +30,12 @@ ENDLESS = 5000
 """Rounds: no test gets that far."""
 STOPPED_S = 60.0
 JOINS_AT = 10
+PROBATION = 2
+"""Rounds for which nothing is merged of a site that has lost its memory."""
 
 
-def laid_out(folder: Path) -> list[SiteHome]:
-    return lay_out(folder, site_names(3), rounds=ENDLESS, barrier=HASTY, rule=AVERAGE)
+def laid_out(folder: Path, barrier: BarrierTerms = HASTY) -> list[SiteHome]:
+    return lay_out(folder, site_names(3), rounds=ENDLESS, barrier=barrier, rule=AVERAGE)
 
 
 def reach(homes: list[SiteHome], round: int) -> None:
@@ -146,3 +149,45 @@ def test_a_late_joiner_begins_in_the_current_round(tmp_path: Path) -> None:
     merged = [u["peer"] for d in decisions(home) for u in d.body["accepted"]]
     assert {A, B} >= set(merged) != set()
     check_histories(homes, history)
+
+
+@pytest.mark.slow
+def test_a_lost_state_directory_costs_a_probation_and_nothing_else(tmp_path: Path) -> None:
+    """Its keys are there, and the others: they tell it what it had announced."""
+    # Soon missed, but waited for once it is back: probation is a number of rounds, and would be
+    # over unseen if the others went on before they had reached its port again.
+    homes = laid_out(tmp_path, HASTY.model_copy(update={"grace": 60.0}))
+    *others, home = homes
+    with Gathering(homes) as federation:
+        reach(homes, 3)
+        federation.kill(C)
+        federation.wait_for_exit(C)
+        lost = history(home)
+        reached = round_of(others[0])
+        reach(others, reached + 2)
+        home.state_dir.rename(home.directory / "lost")
+        last = {other.name: history(other)[-1].seq for other in others}
+        federation.start(C)
+        wait_for(lambda: status_of(home) is not None)
+        wait_for(lambda: all(merged_from(other, C, seals(home)) for other in others))
+        check_nobody_is_blamed(homes)
+    *_, old = (record for record in lost if record.kind == "seal")
+    new = seals(home)[0]
+    assert new.body["update"]["generation"] > old.body["update"]["generation"]
+    assert new.round > old.round
+    assert 0 <= lag_of(new, [history(other) for other in others]) <= SKEW_MAX
+    for other in others:
+        verdicts = verdicts_about(C, decisions(other, last[other.name]))
+        reasons = [reason for _, reason in verdicts]
+        # The first of these rounds may just have been closed without it.
+        assert 1 <= reasons.index("ok") <= PROBATION
+        assert set(reasons[: reasons.index("ok")]) == {"probation"}
+        assert verdicts[reasons.index("ok")][0] >= new.round + PROBATION
+    check_histories(homes, history, lost={C: lost})
+
+
+def verdicts_about(peer: PeerName, records: list[Record]) -> list[tuple[int, str]]:
+    """The rounds for which it had delivered something, and what became of it."""
+    lines = [(record.round, line) for record in records for line in record.body["verdicts"]]
+    about = [(round, line["reason"]) for round, line in lines if line["peer"] == peer]
+    return [(round, reason) for round, reason in about if reason in ("probation", "ok")]
