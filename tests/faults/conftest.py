@@ -1,4 +1,5 @@
-"""Real nodes on bad networks: `proxy` spoils single connections, `hosts` whole networks."""
+"""Real nodes in trouble: `proxy` spoils single connections, `hosts` whole networks, and with
+`failpoints` a node dies at one exact moment."""
 
 from __future__ import annotations
 

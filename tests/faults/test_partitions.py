@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from asking import DEADLINE_S, A, B, C, all_finished, check_histories
 from hosts import Hosts, why_not
+from lives import check_caught_up
 from needs import need
 from staging import AVERAGE, counted, history, readdress
 
@@ -99,7 +100,11 @@ def test_partitions_heal_without_an_operator(tmp_path: Path) -> None:
                 lambda _: states_of(federation, D) == dict.fromkeys((A, B, C), "unreachable"),
                 DEADLINE_S,
             )
+            alone = next(home for home in hosts.homes if home.name == D)
+            last_alone = history(alone)[-1].seq
             heals(hosts, federation, "one isolated")
+            federation.wait_until(beyond(highest(federation) + 2, EVERYBODY), DEADLINE_S)
+            check_caught_up(hosts.homes, D, since=last_alone)
 
             # Packets get lost in one direction, which is the end of every connection of the two.
             hosts.lose(A, B)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from asking import DEADLINE_S, C, all_finished, check_histories, metrics_of
+from lives import wait_for
 from staging import MIB, behind_proxies, counted, history, lay_out_heavy
 
-from lightyear_node.lab.federation import POLL_S, Federation, SiteHome
+from lightyear_node.lab.federation import Federation, SiteHome
 from lightyear_node.observe.admin import ask
 
 NOTICED_S = 30.0
@@ -33,15 +33,6 @@ def half_here(receiver: SiteHome, sender: SiteHome) -> bool:
     sealed = [one.body["update"]["digest"] for one in history(sender) if one.kind == "seal"]
     parts = [receiver.state_dir / "updates" / f"{digest}.part" for digest in sealed]
     return any(part.is_file() and part.stat().st_size >= 2 * MIB for part in parts)
-
-
-def wait_for(condition: Callable[[], bool]) -> float:
-    """When it held."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(POLL_S)
-    return time.monotonic()
 
 
 @pytest.mark.slow
