@@ -3,49 +3,105 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sim.scenario import SeedFailed, run
+from tests.sim.scenario import STORM_S, Report, SeedFailed, run
+from tests.sim.story import Storyteller
+from tests.sim.world import Told
+
+PROGRESS_EVERY_S = 60.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="0:100", help="one seed, or FIRST:END")
-    parser.add_argument("--trace", action="store_true", help="print every event and command")
-    parser.add_argument("--fingerprint", action="store_true", help="print only each history's")
-    options = parser.parse_args()
+    options = _options()
     first, _, end = options.seeds.partition(":")
     seeds = range(int(first), int(end) if end else int(first) + 1)
-
+    if options.trace or options.fingerprint:
+        return _look_at(seeds, options)
+    began, told_at = time.monotonic(), time.monotonic()
     totals: Counter[str] = Counter()
-    failures: list[SeedFailed] = []
-    simulated_s, began = 0.0, time.monotonic()
+    done, failed, simulated_s = 0, 0, 0.0
+    for outcome in _outcomes(seeds, options.storm, options.processes):
+        done += 1
+        if isinstance(outcome, str):
+            failed += 1
+            print(outcome, flush=True)
+        else:
+            totals += outcome.counts
+            simulated_s += outcome.simulated_s
+        if time.monotonic() - told_at > PROGRESS_EVERY_S:
+            told_at = time.monotonic()
+            print(_summary(done, failed, simulated_s, totals, began), flush=True)
+    for name, count in sorted(totals.items()):
+        print(f"{count:12,} {name}")
+    print(_summary(done, failed, simulated_s, totals, began))
+    return 1 if failed else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0:100", help="one seed, or FIRST:END")
+    parser.add_argument("--storm", type=float, default=STORM_S, help="seconds that it lasts")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--trace", action="store_true", help="tell the whole story")
+    parser.add_argument("--raw", action="store_true", help="with --trace: every event and command")
+    parser.add_argument("--fingerprint", action="store_true", help="print only each history's")
+    return parser.parse_args()
+
+
+def _outcomes(seeds: range, storm_s: float, processes: int) -> Iterator[Report | str]:
+    if processes == 1:
+        yield from (_outcome(seed, storm_s) for seed in seeds)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(_outcome, seeds, [storm_s] * len(seeds), chunksize=4)
+
+
+def _outcome(seed: int, storm_s: float) -> Report | str:
+    try:
+        return run(seed, storm_s=storm_s)
+    except SeedFailed as failure:
+        return str(failure)
+
+
+def _summary(done: int, failed: int, simulated_s: float, totals: Counter[str], began: float) -> str:
+    took_s = max(time.monotonic() - began, 0.001)
+    return (
+        f"{done} seeds, {failed} failed; {simulated_s / 3600:.0f} federation-hours in"
+        f" {took_s:.0f} s ({simulated_s / took_s:.0f} times real time,"
+        f" {totals['events'] / took_s:,.0f} events per second)"
+    )
+
+
+def _look_at(seeds: range, options: argparse.Namespace) -> int:
+    failed = 0
     for seed in seeds:
+        teller = Storyteller()
+
+        def show(told: Told, teller: Storyteller = teller) -> None:
+            line = teller.line(told)
+            if options.raw:
+                print(f"{told[0] - 1000:9.3f} {told[1]} {told[2]}")
+            elif line:
+                print(line)
+
         try:
-            report = run(seed, print if options.trace else None)
+            report = run(seed, show if options.trace else None, options.storm)
         except SeedFailed as failure:
-            failures.append(failure)
-            print(failure, flush=True)
+            print(failure)
+            failed += 1
             continue
         if options.fingerprint:
             print(seed, f"{report.fingerprint:08x}")
-        totals += report.counts
-        simulated_s += report.simulated_s
-    if options.fingerprint:
-        return 1 if failures else 0
-    for name, count in sorted(totals.items()):
-        print(f"{count:12,} {name}")
-    took_s = time.monotonic() - began
-    print(
-        f"{len(seeds)} seeds, {len(failures)} failed; {simulated_s / 3600:.0f} federation-hours"
-        f" in {took_s:.0f} s ({simulated_s / took_s:.0f} times real time)"
-    )
-    return 1 if failures else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from lightyear_node.barrier import Fetched, Phase, Terms
 from lightyear_node.records import PeerName, Update
-from tests.sim.world import Conditions, Site, World
+from tests.sim.federation import Federation
+from tests.sim.site import Site
+from tests.sim.world import Conditions
 
 A, B, C, D = (PeerName(f"site-{name}") for name in "abcd")
 
 
-def world_of(*names: PeerName, min_peers: int, rounds: int = 1000, **conditions: object) -> World:
+def world_of(
+    *names: PeerName, min_peers: int, rounds: int = 1000, **conditions: object
+) -> Federation:
     terms = Terms(frozenset(names), min_peers, faulty_max=0, rounds=rounds)
-    return World(Conditions(terms, **conditions), seed=1)  # type: ignore[arg-type]
+    return Federation(Conditions(terms, **conditions), seed=1)  # type: ignore[arg-type]
 
 
 def round_of(site: Site) -> int:
@@ -29,7 +33,7 @@ def announced_by(site: Site) -> Update | None:
     return site.barrier.announced
 
 
-def boot_all(world: World) -> list[Site]:
+def boot_all(world: Federation) -> list[Site]:
     sites = list(world.sites.values())
     for site in sites:
         site.boot()
