@@ -18,7 +18,7 @@ from lightyear_node.lab.federation import PEERS_NAME, Federation, SiteHome, Stat
 from lightyear_node.lab.simulate import SimResult, Spec, simulate_apart
 from lightyear_node.records import PeerName
 from lightyear_node.worker.jobs import verdict_to_plain
-from tests.sim.replay import Federated, replay
+from tests.sim.replay import replay
 
 DEADLINE_S = 150.0
 """Generous: a slow machine makes these tests slow, not red."""
@@ -102,9 +102,7 @@ def check_histories(
     """
     before = {name: [records] for name, records in (lost or {}).items()}
     journals = {home.name: [*before.get(home.name, ()), records(home)] for home in homes}
-    terms = terms_of(homes[0])
-    sites = terms.peers | journals.keys()
-    replay(Federated(sites, terms.min_peers, terms.faulty_max), journals)
+    replay(terms_of(homes[0]), journals)
 
 
 def terms_of(home: SiteHome) -> Terms:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from lightyear_node.barrier import Terms
 from lightyear_node.journal import Record
 from lightyear_node.records import PeerName
 from tests.sim.referee import InvariantBroken
-from tests.sim.replay import Federated, replay
+from tests.sim.replay import replay
 
 A, B, C = SITES = [PeerName(f"site-{letter}") for letter in "abc"]
-AGREED = Federated(frozenset(SITES), min_peers=2, faulty_max=0)
+AGREED = Terms(frozenset({B, C}), min_peers=2, faulty_max=0, rounds=1000)
 Journals = dict[PeerName, list[list[Record]]]
 
 
@@ -21,7 +23,7 @@ def digest(site: PeerName, generation: int, round: int) -> str:
     return f"{site}:{generation}:{round}"
 
 
-def update(site: PeerName, round: int, generation: int = 0, **changed: Any) -> dict[str, Any]:
+def update(site: PeerName, round: int, generation: int = 1, **changed: Any) -> dict[str, Any]:
     plain = {"peer": site, "generation": generation, "round": round}
     return {**plain, "digest": digest(site, generation, round), **changed}
 
@@ -144,7 +146,7 @@ def test_an_update_merged_again_in_a_later_round_is_found() -> None:
     records += [seal(261, A, 1), decision(270, 1, again), commit(280, 1)]
     journals[A] = [records]
     # The others have not needed site-a for what they merged.
-    agreed = Federated(AGREED.sites, min_peers=1, faulty_max=0)
+    agreed = replace(AGREED, min_peers=1)
     for other, peer in ((B, C), (C, B)):
         journals[other] = [
             [
@@ -172,7 +174,7 @@ def test_a_new_disk_begins_a_new_history_and_not_a_new_story() -> None:
     told = [list(history(C, rounds=2)), second_disk(1, generation=5)]
     others = {site: [list(history(site, rounds=2))] for site in (A, B)}
     replay(AGREED, {**others, C: told})
-    lying = [told[0], second_disk(1, generation=0)]
+    lying = [told[0], second_disk(1, generation=1)]
     lying[1][1] = seal(270, C, 1, digest="another")
     with pytest.raises(InvariantBroken, match="S1 is broken"):
         replay(AGREED, {**others, C: lying})
