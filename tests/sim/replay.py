@@ -118,7 +118,7 @@ class _Reading:
     def _boot(self, site: PeerName) -> None:
         terms = replace(self._terms, peers=frozenset(self._sites) - {site})
         self._barriers[site] = Barrier(site, terms, Memory(Generation(0), Round(0)))
-        self.referee.boots(site, self._barriers[site])
+        self.referee.boots(site, self._barriers[site], terms)
         for peer in terms.peers:
             self.referee.tells(site, Answered(peer, self._newest.get(site)))
         for update in self._newest.values():
