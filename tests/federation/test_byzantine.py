@@ -73,11 +73,12 @@ NOT_SOUND = {
 """Refused before a byte is fetched."""
 NOT_TO_BE_MERGED = {
     "nan-weights": "nonfinite",
-    "far-future": "nonfinite",
     "huge-scale": "too_far",
     "pickle-as-tensors": None,
+    "far-future": "nonfinite",
 }
-"""Whole, sound and rejected by the rule; what random numbers fail first is the rule's business."""
+"""Whole, sound and rejected by the rule; what random numbers fail first is the rule's business.
+The last takes a new generation afterwards, which is on probation."""
 NOT_TO_BE_ASKED = {
     "large-announcement": "malformed",
     "oversized-announcement": "malformed",

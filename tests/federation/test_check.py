@@ -297,7 +297,7 @@ def test_a_question_leaves_no_trace(
 
         def settled(statuses: Any) -> bool:
             status = statuses[B]
-            if status is None or status["phase"] != "collecting":
+            if status is None or status["phase"] != "observing":
                 return False
             return bool(status["peers"][0]["state"] == "unreachable")
 
