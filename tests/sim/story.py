@@ -35,9 +35,14 @@ from tests.sim.world import Told
 
 
 class Storyteller:
-    """Tells what is new: what is said again at every heartbeat is told once."""
+    """Tells what is new: what is said again at every heartbeat is told once.
 
-    def __init__(self) -> None:
+    In `brief` sites are not seen to hear of each other's updates and to fetch them, except where
+    one learns of its own past.
+    """
+
+    def __init__(self, *, brief: bool = False) -> None:
+        self._brief = brief
         self._names: dict[tuple[PeerName, str], str] = {}
         self._generations: dict[tuple[PeerName, int], int] = {}
         self._said: dict[tuple[PeerName, str], object] = {}
@@ -62,10 +67,17 @@ class Storyteller:
             case Train(round):
                 return f"trains for round {round}"
             case Seal(update):
+                self._said[(name, f"own {update.digest}")] = True
                 return f"seals {self._update(update)} of round {update.round}"
             case Announce(update):
                 text = f"announces {self._update(update)}" if update else "announces that it lives"
                 return self._news(name, "announces", update, text)
+            case Announced() | Fetch() | Fetched() | FetchFailed() if self._brief:
+                return None
+            case Merge() if self._brief and self._said.pop((name, "decides"), None):
+                return None
+            case Decide():
+                self._said[(name, "decides")] = True
             case Announced(update):
                 text = f"hears of {self._update(update)} from {update.peer}"
                 return self._news(name, f"hears {update.peer}", update, text)
@@ -127,13 +139,21 @@ class Storyteller:
         return f"notes: {kind}"
 
     def _reported(self, name: PeerName, by: PeerName, updates: tuple[Update, ...]) -> str | None:
+        if self._brief:
+            updates = tuple(one for one in updates if one.peer == name)
         news = [one for one in updates if self._said.get((name, f"{by} on {one.peer}")) != one]
         newest: dict[PeerName, Update] = {}
         for one in news:
             newest[one.peer] = max(newest.get(one.peer, one), one, key=lambda u: u.age)
         self._said.update({(name, f"{by} on {one.peer}"): one for one in newest.values()})
         told = [one for one in newest.values() if one in news]
+        if self._brief:
+            told = [one for one in told if not self._knows(name, one)]
         return f"is told by {by} of {self._list(tuple(told))}" if told else None
+
+    def _knows(self, name: PeerName, update: Update) -> bool:
+        """Whether a site has sealed its update in this life, or was told of it before."""
+        return self._said.setdefault((name, f"own {update.digest}"), update) is not update
 
     def _news(self, name: PeerName, topic: str, what: object, text: str) -> str | None:
         known = (name, topic) in self._said and self._said[(name, topic)] == what
@@ -162,9 +182,15 @@ class Storyteller:
         return self._names[key]
 
 
-def tell(history: Iterable[Told], about: Iterable[PeerName] = (), last: int | None = None) -> str:
+def tell(
+    history: Iterable[Told],
+    about: Iterable[PeerName] = (),
+    last: int | None = None,
+    *,
+    brief: bool = False,
+) -> str:
     """The story of some sites, or of all; names are given from the beginning of the history."""
-    teller, wanted = Storyteller(), set(about)
+    teller, wanted = Storyteller(brief=brief), set(about)
     lines = [(told[1], line) for told in history if (line := teller.line(told))]
     chosen = [line for name, line in lines if not wanted or name in wanted]
     return "\n".join(chosen[-last:] if last else chosen)
