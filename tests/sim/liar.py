@@ -34,7 +34,7 @@ class Liar:
         if habit == "silent":
             return
         if habit == "reborn":
-            self._generation = Generation(self._generation + 1)
+            self.be_reborn()
         ahead = self.world.random.choice((1, 2, 10, 10**9))
         round = {"future": self._highest + ahead, "stale": max(0, self._highest - 5)}.get(
             habit, self._highest + self.world.random.randint(0, 1)
@@ -46,6 +46,9 @@ class Liar:
                 update = self._forged()
             announced = self.world.participants[to].announced
             self.world.send(self.name, to, partial(announced, self._words(update, habit)))
+
+    def be_reborn(self) -> None:
+        self._generation = Generation(self._generation + 1)
 
     def sign(self, round: Round, digest: str) -> Update:
         update = Update(self.name, self._generation, round, Digest(digest))
