@@ -77,7 +77,8 @@ class JournalDisk(Disk):
         disk = super().copied()
         assert isinstance(disk, JournalDisk)
         disk._path = self._fresh()
-        shutil.copy(self._path, disk._path)
+        if self._path.exists():
+            shutil.copy(self._path, disk._path)
         return disk
 
     def first_bad_record(self) -> int | None:
