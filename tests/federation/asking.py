@@ -16,6 +16,7 @@ from lightyear_node.home import load_home
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import PEERS_NAME, Federation, SiteHome, Statuses
 from lightyear_node.lab.simulate import SimResult, Spec, simulate_apart
+from lightyear_node.observe.admin import NotRunning, ask
 from lightyear_node.records import PeerName
 from lightyear_node.worker.jobs import verdict_to_plain
 from tests.sim.replay import replay
@@ -51,6 +52,20 @@ def all_finished(statuses: Statuses) -> bool:
 
 def finished(*names: PeerName) -> Callable[[Statuses], bool]:
     return lambda statuses: all_finished({name: statuses[name] for name in names})
+
+
+def wait_for_phase(federation: Federation, home: SiteHome, phase: str) -> None:
+    """Asks only this site: the others may be frozen."""
+
+    def reached(_: object) -> bool:
+        try:
+            return bool(ask(home.state_dir, "status")["phase"] == phase)
+        except NotRunning:
+            return False
+
+    alone = Federation([])
+    alone.wait_until(reached, DEADLINE_S)
+    federation.check()
 
 
 def phase_of(statuses: Statuses, name: PeerName) -> str | None:

@@ -20,6 +20,7 @@ from asking import (
     kept_by,
     memory_of,
     metrics_of,
+    wait_for_phase,
 )
 
 from lightyear_node.config import Malfunction
@@ -87,14 +88,14 @@ def test_sigkill_while_waiting_for_peers_resumes_with_the_identical_update(
         for name in (A, B):
             os.kill(federation.pid(name), signal.SIGSTOP)
         try:
-            _wait_for_phase(federation, by_name[C], "collecting")
+            wait_for_phase(federation, by_name[C], "collecting")
             before, manifest = memory_of(by_name[C])
             file = by_name[C].state_dir / "updates" / manifest["manifest"]["update"]["digest"]
             content = file.read_bytes()
             federation.kill(C, signal.SIGKILL)
             federation.wait_for_exit(C)
             federation.start(C)
-            _wait_for_phase(federation, by_name[C], "collecting")
+            wait_for_phase(federation, by_name[C], "collecting")
             after, same = memory_of(by_name[C])
             assert (after.round, after.announced, same) == (
                 before.round,
@@ -107,21 +108,6 @@ def test_sigkill_while_waiting_for_peers_resumes_with_the_identical_update(
                 os.kill(federation.pid(name), signal.SIGCONT)
         federation.wait_until(all_finished, DEADLINE_S)
     check_histories(homes, records)
-
-
-def _wait_for_phase(federation: Federation, home: SiteHome, phase: str) -> None:
-    """Asks only this site: the others may be frozen."""
-    from lightyear_node.observe.admin import NotRunning, ask
-
-    def reached(_: object) -> bool:
-        try:
-            return bool(ask(home.state_dir, "status")["phase"] == phase)
-        except NotRunning:
-            return False
-
-    alone = Federation([])
-    alone.wait_until(reached, DEADLINE_S)
-    federation.check()
 
 
 def test_sigkill_at_random_moments_never_tells_two_stories(

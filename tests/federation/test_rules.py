@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from asking import (
     finished,
     kept_by,
     phase_of,
+    wait_for_phase,
 )
 
 from lightyear_node.config import Malfunction, RuleTerms
@@ -98,12 +100,17 @@ def test_a_killed_sites_personal_model_is_the_one_it_goes_on_with(lay_out_sites:
     with ExitStack() as stack:
         stack.callback(federation.stop)
         federation.start(A)
-        # As long as nobody else is there, the round stays open.
-        federation.wait_until(lambda s: phase_of(s, A) == "collecting", DEADLINE_S)
+        federation.start(B)
+        federation.wait_until(
+            lambda s: phase_of(s, A) not in (None, "starting", "observing"), DEADLINE_S
+        )
+        # As long as nobody else is awake, the round stays open.
+        os.kill(federation.pid(B), signal.SIGSTOP)
+        wait_for_phase(federation, homes[0], "collecting")
         federation.kill(A)
         federation.wait_for_exit(A)
+        os.kill(federation.pid(B), signal.SIGCONT)
         federation.start(A)
-        federation.start(B)
         federation.wait_until(all_finished, DEADLINE_S)
         rounds = federation.rounds(A)
     assert len(rounds) == 2

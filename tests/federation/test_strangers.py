@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
-from asking import DEADLINE_S, A, B, C, LayOut, check_histories, finished, metrics_of
+from asking import (
+    DEADLINE_S,
+    A,
+    B,
+    C,
+    LayOut,
+    check_histories,
+    finished,
+    kept_by,
+    metrics_of,
+    phase_of,
+    wait_for_phase,
+)
 
 from lightyear_node.config import Malfunction
 from lightyear_node.errors import PeerError
@@ -121,11 +134,14 @@ def test_a_node_gives_away_what_it_announced_and_nothing_else(
         finally:
             await client.close()
 
-    with Federation([node]) as federation:
+    with Federation([node, other]) as federation:
         federation.wait_until(
-            lambda s: s[node.name] is not None and s[node.name]["phase"] == "collecting", DEADLINE_S
+            lambda s: phase_of(s, node.name) not in (None, "starting", "observing"), DEADLINE_S
         )
-        [announced] = (node.state_dir / "updates").iterdir()
+        federation.kill(other.name, signal.SIGSTOP)  # so that the round stays open
+        wait_for_phase(federation, node, "collecting")
+        newest = kept_by(node)["manifest"]["manifest"]["update"]["digest"]
+        announced = node.state_dir / "updates" / newest
         content = announced.read_bytes()
         header = content[: 8 + int.from_bytes(content[:8], "little")]
         updates = Store(node.state_dir / "updates")
