@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test sim fuzz bench lint results stubs clean
+.PHONY: demo test sim bugs fuzz bench lint results stubs clean
 
 demo: $(VENV)/demo
 	$(BIN)/lightyear-node demo $(ARGS)
@@ -11,13 +11,17 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -n auto -m "$(TESTS)" $(ARGS)
 
-# `make test TESTS=` runs the slow ones, too: real federations under every kind of rule.
-TESTS ?= not slow
+# `make test TESTS="not thorough"` runs the slow ones, too: real federations under every fault.
+TESTS ?= not slow and not thorough
 
 # Long runs of the round simulator: make sim SEEDS=0:2000
 SEEDS ?= 0:200
 sim: $(VENV)/dev
 	$(BIN)/python tests/sim/run.py --seeds $(SEEDS)
+
+# Whether chance finds every planted bug, from seeds that nobody has chosen: up to an hour.
+bugs: $(VENV)/dev
+	$(BIN)/python -m pytest -n auto -m thorough tests/sim $(ARGS)
 
 # Invented inputs for everything that others write, for so long each: make fuzz SECONDS=600
 SECONDS ?= 60

@@ -27,7 +27,7 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
     assert f"run.py --seeds {failure.seed} --trace" in str(failure)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_chance_finds_a_planted_bug(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a range of seeds that nobody has chosen; what it misses has a directed schedule."""
