@@ -89,6 +89,10 @@ WORDS: Mapping[Reason, Words] = {
         "nothing of it had come when the round was closed",
         f"if it lasts, its line or machine is too slow for `grace`: {_LINE}",
     ),
+    Reason.DISK_FULL: Words(
+        "there was no room on our disk for it",
+        "make room: `lightyear-node health` says how much is needed",
+    ),
     Reason.UNREACHABLE: Words("it could not be reached in this round", _LINE),
     Reason.UNSCORED: Words(
         "it was here, but could not be judged", "our own log of that round says why"

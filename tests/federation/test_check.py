@@ -289,7 +289,9 @@ def test_a_question_leaves_no_trace(
     a, b = lay_out_sites(2, rounds=50)
 
     def traces() -> tuple[object, ...]:
-        metrics = {k: v for k, v in metrics_of(b).items() if k.startswith("lightyear_")}
+        known = metrics_of(b).items()
+        # How much room the disk has changes with whatever else this machine does.
+        metrics = {k: v for k, v in known if k.startswith("lightyear_") and "disk_free" not in k}
         log = [line for line in b.log.read_text().splitlines() if "waiting for" not in line]
         return metrics, log, records(b), (b.state_dir / "journal.db-wal").read_bytes()
 
