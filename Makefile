@@ -14,10 +14,10 @@ test: $(VENV)/dev
 # `make test TESTS="not thorough"` runs the slow ones, too: real federations under every fault.
 TESTS ?= not slow and not thorough
 
-# Long runs of the round simulator: make sim SEEDS=0:2000
+# Long runs of the round simulator, on all cores: make sim SEEDS=0:2000
 SEEDS ?= 0:200
 sim: $(VENV)/dev
-	$(BIN)/python tests/sim/run.py --seeds $(SEEDS)
+	$(BIN)/python tests/sim/run.py --seeds $(SEEDS) $(ARGS)
 
 # Whether chance finds every planted bug, from seeds that nobody has chosen: up to an hour.
 bugs: $(VENV)/dev

@@ -262,10 +262,12 @@ class View:
 
     def progressing(self, round: Round, now: float) -> list[PeerName]:
         """Those of the awaited who are seen to work or to send, and may be believed."""
+        # Who is on probation would not be merged: one that is reborn all the time holds up nobody.
         return [
             peer
             for peer in self.awaited(round, now)
             if peer not in self._tried_patience
+            and not self.is_on_probation(peer, round)
             and (self._is_working(peer, now) or self._is_arriving(peer, round))
         ]
 

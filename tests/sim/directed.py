@@ -146,8 +146,32 @@ def a_note_between_sealing_and_announcing() -> None:
     wait_until(world, lambda: world.referee.commits_of(A) > before + 2)
 
 
+def _announced_round(site: Site) -> int:
+    return site.durable.announced.round if site.durable.announced else -1
+
+
 def _phase(site: Site) -> Phase | None:
     return site.barrier.phase if site.barrier else None
+
+
+def one_is_ahead_and_two_are_behind() -> None:
+    """A, the slowest, completes a round with what B and C have sent it, and is cut off meanwhile.
+
+    When it is back it is a round ahead.  B and C need two others each and have one, and A alone
+    cannot pull them up: its later update has to count for their round.  D never starts.
+    """
+    world = federation(A, B, C, D, min_peers=2, faulty_max=1, slowness={A: 3.0})
+    for name in (A, B, C):
+        world.sites[name].boot()
+    site = world.sites[A]
+    wait_until(world, lambda: world.referee.commits_of(A) >= 3)
+    wait_until(world, lambda: _phase(site) is Phase.SEALING, step_s=0.005)
+    before = site.durable.round
+    assert {_phase(world.sites[name]) for name in (B, C)} == {Phase.COLLECTING}
+    cut_off(world, A)
+    wait_until(world, lambda: _announced_round(site) > before)
+    world.cut = set()
+    wait_until(world, lambda: world.referee.commits_of(B) > before + 2)
 
 
 def two_on_probation() -> None:
@@ -279,6 +303,31 @@ def _has_early_update(site: Site) -> bool:
     if site.barrier is None or held is None:
         return False
     return _phase(site) is Phase.TRAINING and 0 < site.barrier.round <= held.round
+
+
+def a_restart_does_not_pardon() -> None:
+    """B and C pardon a liar, A does not.  A restarts, and nobody tells it of the liar again."""
+    world = federation(A, B, C, D, min_peers=2, faulty_max=1, liars={D: "silent"})
+    liar = world.liars[D]
+    liar.serves = 1.0
+    boot_all(world)
+    world.run_until(world.now + 40)
+    for face in (0, 1):
+        liar.say(A, liar.sign(Round(5), f"{D}/5/{face}"))
+    others = [world.sites[name] for name in (B, C)]
+    wait_until(world, lambda: all(D in site.durable.quarantined for site in others))
+    cut_off(world, A)
+    for site in others:
+        site.tell(Pardoned(D))
+    world.sites[A].kill()
+    world.run_until(world.now + 5)
+    world.cut = set()
+    world.sites[A].boot()
+    good = liar.sign(Round(500), f"{D}/500")
+    for _ in range(60):
+        liar.say(A, good)
+        world.run_until(world.now + 1)
+    assert not merged(world, A, good.digest)
 
 
 def a_second_offence_after_a_pardon() -> None:

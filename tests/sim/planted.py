@@ -262,7 +262,7 @@ def _bug(plant: Callable[[Patch], None], catches: int | Schedule, invariants: st
 BUGS = [
     _bug(an_update_is_announced_and_not_written_down, 2001, "S1 S2"),
     _bug(a_decision_is_not_written_down, 2002, "S5"),
-    _bug(only_updates_of_the_same_round_count, 2013, "L2"),
+    _bug(only_updates_of_the_same_round_count, directed.one_is_ahead_and_two_are_behind, "L2"),
     _bug(a_round_goes_on_without_a_quorum_when_it_takes_long, 2000, "S10"),
     _bug(the_highest_round_that_anybody_claims_is_believed, 2000, "S6 S10"),
     _bug(an_update_is_merged_as_often_as_it_is_here, 2002, "S4b"),
@@ -273,7 +273,7 @@ BUGS = [
         directed.a_crash_while_recovering,
         "recovery",
     ),
-    _bug(quarantine_is_forgotten_on_restart, 2000, "S3 S10"),
+    _bug(quarantine_is_forgotten_on_restart, directed.a_restart_does_not_pardon, "S3 S10"),
     _bug(probation_is_forgotten_on_restart, 2002, "probation"),
     _bug(what_was_used_is_forgotten_on_restart, 2005, "S4b"),
     _bug(

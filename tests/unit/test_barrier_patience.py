@@ -237,6 +237,13 @@ def test_patience_is_tried_once() -> None:
     assert judge_in(bench.wait(30, working=[D])).why == "grace over with 2 of 3; missing d"
 
 
+def test_who_is_on_probation_gets_no_more_than_the_grace() -> None:
+    """It would not be merged anyway, and whoever is reborn all the time would hold up everybody."""
+    bench = slow_site(deadline_s=300)
+    bench.tell(Announced(update(D, 2, generation=1)))
+    assert judge_in(bench.wait(30, working=[D])).why == "grace over with 2 of 3; missing d"
+
+
 def test_patience_returns_when_the_site_delivers() -> None:
     bench = slow_site(deadline_s=300)
     bench.finished_round(judge_in(bench.wait(300, working=[D])))
