@@ -179,9 +179,9 @@ def test_a_lost_state_directory_costs_a_probation_and_nothing_else(tmp_path: Pat
     for other in others:
         verdicts = verdicts_about(C, decisions(other, last[other.name]))
         reasons = [reason for _, reason in verdicts]
-        # The first of these rounds may just have been closed without it.
-        assert 1 <= reasons.index("ok") <= PROBATION
-        assert set(reasons[: reasons.index("ok")]) == {"probation"}
+        # Nobody waits long for a site on probation: some of these rounds may be closed without it.
+        assert reasons.index("ok") <= PROBATION
+        assert set(reasons[: reasons.index("ok")]) <= {"probation"}
         assert verdicts[reasons.index("ok")][0] >= new.round + PROBATION
     check_histories(homes, history, lost={C: lost})
 
