@@ -342,10 +342,10 @@ class Barrier:
         seen = self._own_elsewhere
         before = max(self._wall_s, self.generation, seen.generation if seen else 0)
         self.generation = Generation(before + 1)
-        # Who was done already does the last round again: it has no model left, and others may
-        # still need its last update.
-        reached = min(seen.round + 1, self.terms.rounds - 1) if seen else 0
-        self.round = Round(max(self.round, reached, self._view.supported()))
+        # Who was done already does the last round again: others may still need its last update,
+        # and nobody would take what an earlier generation has sealed.
+        reached = max(self.round, seen.round + 1 if seen else 0, self._view.supported())
+        self.round = Round(min(reached, self.terms.rounds - 1))
         self.announced, self.decision = None, None
         self.recovering = self._rolled_back = False
         about = {"generation": self.generation, "round": self.round}

@@ -31,7 +31,7 @@ class Life:
     """The newest update of its own that it was told of."""
     accused: Update | None = None
     """Told of just now, with another of the same age: must have consequences in this step."""
-    round: int = 0
+    age: Age = NEVER
     steps: int = 0
 
     def supported(self, vouchers: int, excluded: Iterable[PeerName]) -> int:
@@ -47,7 +47,7 @@ class History:
 
     decided: dict[Age, tuple[Update, ...]] = field(default_factory=dict)
     merged: set[Sealing] = field(default_factory=set)
-    committed: list[Round] = field(default_factory=lambda: [Round(-1)])
+    committed: list[Age] = field(default_factory=lambda: [NEVER])
     justified: int = 0
     """The highest round that it has had a reason to be in."""
     generation: Generation = UNBORN

@@ -99,6 +99,15 @@ class Referee:
         self._forgotten[site].append("restored")
         self._histories[site] = self._backups[site].copied()
 
+    def doubts(self, site: PeerName) -> None:
+        """Its operator does not trust its memory."""
+        self._histories[site].doubted = True
+
+    def has_an_older_disk(self, site: PeerName) -> bool:
+        """Whether it has signed in a later generation than it knows of."""
+        generation = self._histories[site].generation
+        return any(name == site and signed > generation for name, signed, _ in self._digests)
+
     # What a site is told.
 
     def tells(self, site: PeerName, event: Event) -> None:
@@ -148,9 +157,10 @@ class Referee:
     def steps(self, site: PeerName) -> None:
         """After everything that a site was told, and did about it."""
         life = self._lives[site]
-        if life.barrier.round < life.round:
-            self._broken("S2", site, f"goes back from round {life.round} to {life.barrier.round}")
-        life.round = life.barrier.round
+        age: Age = (self._histories[site].generation, life.barrier.round)
+        if age < life.age:
+            self._broken("S2", site, f"goes back from round {life.age[1]} to {age[1]}")
+        life.age = age
         if life.accused is not None:
             peer = life.accused.peer
             if peer not in self._histories[site].quarantined:
@@ -302,14 +312,17 @@ class Referee:
 
     def commits(self, site: PeerName, round: Round) -> None:
         history = self._histories[site]
-        if round <= history.committed[-1]:
-            self._broken("S2", site, f"commits round {round} after {history.committed[-1]}")
+        generation, before = history.committed[-1]
+        # Who forgets after the last round does it again, in a new generation.
+        again = round == self._terms[site].rounds - 1 and history.generation > generation
+        if round <= before and not again:
+            self._broken("S2", site, f"commits round {round} after {before}")
         decided = history.decided.get((history.generation, round))
         if decided is None:
             self._broken("S5", site, f"commits round {round}, which it has not decided")
         if round > self.highest:
             self._broken("S6", site, f"commits round {round}, which no honest site has announced")
-        history.committed.append(round)
+        history.committed.append((history.generation, round))
         history.merged.update((update.peer, *update.age) for update in decided)
         self.counts["commits"] += 1
 
@@ -331,7 +344,7 @@ class Referee:
         vouchers = self._terms[site].faulty_max + 1
         return max(
             history.justified,
-            history.committed[-1] + 1,
+            history.committed[-1][1] + 1,
             life.supported(vouchers, history.excluded),
             life.own.round + 1 if life.own is not None else 0,
         )

@@ -142,6 +142,16 @@ class Site:
         self.world.counts["disks rolled back"] += 1
         self.world.note(self.name, Fate("is given back an older copy of its disk"))
 
+    def start_recovered(self) -> None:
+        """The operator restarts it, and says that its disk is from a backup."""
+        self.kill()
+        memory = self.disk.read()
+        if memory is not None:
+            self.disk.write("recovered", replace(memory, recovering=True))
+            self.referee.doubts(self.name)
+        self.world.note(self.name, Fate("is said to have an older disk"))
+        self.boot()
+
     def bury(self) -> None:
         """Killed for good."""
         self.kill()
