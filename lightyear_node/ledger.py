@@ -361,7 +361,11 @@ class Ledger:
         for record in self._journal.records():
             body = record.body
             if record.kind == "seal":
-                found[record.round] = {"round": record.round, "local": body["metrics"]}
+                found[record.round] = {
+                    "round": record.round,
+                    "update": body["update"],
+                    "local": body["metrics"],
+                }
             elif record.kind == "decision":
                 found.setdefault(record.round, {"round": record.round}).update(
                     cause=body["cause"], why=body["why"], verdicts=body["verdicts"]

@@ -41,8 +41,10 @@ def laying_out(directory: Path) -> LayOut:
         unreachable: Collection[PeerName] = (),
         exchange: ExchangeTerms | None = None,
     ) -> list[SiteHome]:
+        # A test that is tried again gets new sites.
+        runs = len(list(directory.glob("run-*")))
         return lay_out(
-            directory,
+            directory / f"run-{runs}",
             site_names(sites),
             seed=SEED,
             rounds=rounds,

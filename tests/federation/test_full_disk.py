@@ -99,9 +99,15 @@ def test_a_full_disk_stops_nothing_but_the_site_that_has_it(
         wait_for_round(federation, c, 2)
         assert problems_of(c) == []
         junk = fill(c.state_dir)
-        federation.wait_until(lambda _: bool(problems_of(c)), DEADLINE_S)
-        # The worker may just be replaced, which is another reason not to be ready.
-        [problem] = [one for one in problems_of(c) if TOO_FULL in one]
+        # The worker may be replaced meanwhile, which is another reason not to be ready.
+        problem = ""
+
+        def says_so(_: object) -> bool:
+            nonlocal problem
+            problem = next((one for one in problems_of(c) if TOO_FULL in one), "")
+            return bool(problem)
+
+        federation.wait_until(says_so, DEADLINE_S)
         assert f"the file system at {c.state_dir} {TOO_FULL}: " in problem
         assert " free, " in problem
         assert " needed" in problem

@@ -17,7 +17,9 @@ from asking import (
     all_finished,
     check_as_simulated,
     check_histories,
+    check_in_step,
     metrics_of,
+    repeated_when_out_of_step,
 )
 
 from lightyear_node.config import Malfunction, RuleTerms
@@ -30,6 +32,7 @@ RULE = RuleTerms(guard=False, harm_max=0.1)
 """Agreement does not see the head, so everybody accepts a model whose head is upside down."""
 
 
+@repeated_when_out_of_step
 def test_who_spoils_the_merge_is_left_out_and_everything_says_so(
     lay_out_sites: LayOut, records: Callable[[SiteHome], list[Record]]
 ) -> None:
@@ -41,6 +44,7 @@ def test_who_spoils_the_merge_is_left_out_and_everything_says_so(
     )
     with Federation(homes) as federation:
         statuses = federation.wait_until(all_finished, DEADLINE_S)
+        check_in_step(federation)
         for home in homes[:2]:
             commits = [record for record in records(home) if record.kind == "commit"]
             harms = [Harm.from_plain(record.body["harm"]) for record in commits]

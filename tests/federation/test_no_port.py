@@ -13,12 +13,15 @@ from asking import (
     all_finished,
     check_as_simulated,
     check_histories,
+    check_in_step,
+    repeated_when_out_of_step,
 )
 
 from lightyear_node.config import RuleTerms
 from lightyear_node.lab.federation import Federation
 
 
+@repeated_when_out_of_step
 def test_of_each_pair_only_one_side_needs_a_port(lay_out_sites: LayOut, records: object) -> None:
     """All of it over lines that the third site lends; and not a bit is different for that."""
     rounds = 4
@@ -30,6 +33,7 @@ def test_of_each_pair_only_one_side_needs_a_port(lay_out_sites: LayOut, records:
         # Metrics and health, on loopback; nothing for peers.
         assert [f"{c.laddr.ip}:{c.laddr.port}" for c in listening] == [homes[2].http_address]
         statuses = federation.wait_until(all_finished, DEADLINE_S)
+        check_in_step(federation)
         for name in (A, B):
             status = statuses[name]
             assert status is not None

@@ -7,7 +7,17 @@ TLS, transfers and their own worker processes, end with the same models.
 from __future__ import annotations
 
 import pytest
-from asking import DEADLINE_S, PATIENT, A, C, LayOut, all_finished, check_as_simulated, kept_by
+from asking import (
+    DEADLINE_S,
+    PATIENT,
+    A,
+    C,
+    LayOut,
+    all_finished,
+    check_as_simulated,
+    kept_by,
+    repeated_when_out_of_step,
+)
 
 from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms
 from lightyear_node.lab.federation import Federation
@@ -28,6 +38,7 @@ SFA, ANA = Malfunction(kind="sfa"), Malfunction(kind="ana")
     ],
     ids=["lightyear", "lightyear by samples", "afa", "ditto", "fedprox"],
 )
+@repeated_when_out_of_step
 def test_three_real_nodes_do_exactly_what_is_simulated(
     lay_out_sites: LayOut, rule: RuleTerms, rounds: int, malfunction: Malfunction | None
 ) -> None:
@@ -51,6 +62,7 @@ def test_three_real_nodes_do_exactly_what_is_simulated(
     ],
     ids=["bfloat16", "some tensors as float16"],
 )
+@repeated_when_out_of_step
 def test_rounded_weights_give_what_is_simulated(
     lay_out_sites: LayOut,
     exchange: ExchangeTerms,
