@@ -287,6 +287,7 @@ class Http(_Frozen):
 
 class Log(_Frozen):
     level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["human", "json"] = "human"
 
 
 class WorkerTerms(_Frozen):

@@ -13,6 +13,7 @@ from typing import Any
 
 from lightyear_node.barrier import Decision, Memory
 from lightyear_node.errors import ConfigError
+from lightyear_node.history import History
 from lightyear_node.journal import Journal, Sign
 from lightyear_node.records import (
     Digest,
@@ -108,6 +109,9 @@ class Ledger:
             peer: _head_from_plain(head) for peer, head in kept.get("witnessed", {}).items()
         }
         self._witnessed_since = False
+        self.history = History()
+        for record in journal.records():
+            self.history.add(record.kind, record.round, record.body, record.wall_ns)
         self._opinions: dict[PeerName, Opinion] = _opinions_from_plain(kept.get("opinions", {}))
         self._told: dict[PeerName, Opinion] = _opinions_from_plain(kept.get("told", {}))
 
@@ -357,24 +361,7 @@ class Ledger:
 
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds this site has completed, with their verdicts."""
-        found: dict[int, dict[str, Any]] = {}
-        for record in self._journal.records():
-            body = record.body
-            if record.kind == "seal":
-                found[record.round] = {
-                    "round": record.round,
-                    "update": body["update"],
-                    "local": body["metrics"],
-                }
-            elif record.kind == "decision":
-                found.setdefault(record.round, {"round": record.round}).update(
-                    cause=body["cause"], why=body["why"], verdicts=body["verdicts"]
-                )
-            elif record.kind == "commit":
-                found[record.round].update(model=body["model"], merged=body["metrics"])
-                if "harm" in body:
-                    found[record.round].update(harm=body["harm"])
-        return [entry for entry in found.values() if "model" in entry]
+        return self.history.rounds()
 
     def _append(
         self,
@@ -386,16 +373,18 @@ class Ledger:
         sign: Sign | None = None,
     ) -> None:
         held = {"witnessed": _heads_to_plain(self._witnessed)} if self._witnessed_since else {}
+        wall_ns = self._wall_ns()
         self._journal.append(
             kind,
             body,
-            wall_ns=self._wall_ns(),
+            wall_ns=wall_ns,
             lamport=self._stamp(),
             round=round,
             remember={**remember, **held},
             sign=sign,
         )
         self._witnessed_since = False
+        self.history.add(kind, round, body, wall_ns)
         self._on_record()
 
 

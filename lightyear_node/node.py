@@ -17,7 +17,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, assert_never
 
@@ -59,8 +58,6 @@ from lightyear_node.home import Home, State
 from lightyear_node.learner import Learner, OpenedModel
 from lightyear_node.ledger import Ledger, Work
 from lightyear_node.links import Links
-from lightyear_node.observe.admin import AdminServer
-from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import REMOVED, Observer, PeerView
 from lightyear_node.operator_commands import Operator
@@ -72,6 +69,7 @@ from lightyear_node.records import (
     Update,
 )
 from lightyear_node.reload import Watch, adopted, compare
+from lightyear_node.reporting import Reporting
 from lightyear_node.shelf import Shelf, drop_leftovers
 from lightyear_node.space import Needs, Space
 from lightyear_node.transport.client import PeerClient
@@ -84,8 +82,6 @@ from lightyear_node.worker.handle import Worker
 TICK_S = 0.2
 EVENTS_MAX = 4096
 """Events waiting for the loop; peers' announcements are rate-limited, so it never fills."""
-LOOP_SILENCE_MAX_S = 10.0
-"""A loop that has not turned for so long is not alive."""
 
 
 class _Stopped(Exception):
@@ -114,7 +110,6 @@ class Node:
         self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
         self._stop = asyncio.Event()
         self._in_touch: set[PeerName] = set()
-        self._turned_at = time.monotonic()
         self._progress = 0
         self._stop_after_round = False
         self._observer = Observer(
@@ -140,6 +135,7 @@ class Node:
         self._space = Space(self._state.directory, home.site.disk, self._observer)
         self._space.release = lambda enough, for_ourselves: drop_leftovers(self._state)
         self._observer.metrics.disk_free.set_function(self._space.free)
+        self._reporting = Reporting(home, self._state, self._observer, self._worker, self._space)
         self._settled: Saying | None = None
         self._beat_at = 0.0
 
@@ -152,7 +148,7 @@ class Node:
     async def run(self) -> None:
         """Until stopped.  Crash-only: what stopping leaves behind is what a crash would."""
         try:
-            async with asyncio.TaskGroup() as self._group:
+            async with self._reporting.over_http(), asyncio.TaskGroup() as self._group:
                 self._spawn(self._stop_when_asked())
                 self._observer.log.info("building the task %s", self._home.site.task.entry)
                 model = await self._space.through("the first model", self._learner.open)
@@ -288,37 +284,17 @@ class Node:
     async def _listening(self) -> AsyncIterator[None]:
         """Open to peers, operators and monitoring; closed again whatever happens."""
         home = self._home
-        admin = AdminServer(
-            self._state.directory,
-            {
-                "status": lambda _: self._status(),
-                "rounds": lambda _: self._ledger.rounds(),
-                "health": lambda _: self._not_ready(),
-                **self._operator.routes(),
-            },
-        )
-        http: HttpServer | None = None
         try:
             listen = await self._links.open(self._spawn)
             if listen is not None:
                 self._observer.log.info("listening on %s as %s", listen, home.us)
             elif home.others:
                 self._observer.log.info("no port: %s calls the others, and is called back", home.us)
-            await admin.start()
-            if home.site.http.listen:
-                http = HttpServer(
-                    home.site.http.listen,
-                    self._observer.metrics.registry,
-                    alive=self._not_alive,
-                    ready=self._not_ready,
-                )
-                self._observer.log.info("metrics on http://%s/metrics", home.site.http.listen)
+            await self._reporting.answer_operators(self._ledger, self._barrier, self._operator)
             yield
         finally:
-            await admin.stop()
+            await self._reporting.stop_answering()
             await self._links.close()
-            if http is not None:
-                http.close()
 
     # The loop.
 
@@ -331,7 +307,8 @@ class Node:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     event = await self._events.get()
-            self._turned_at = now = time.monotonic()
+            now = time.monotonic()
+            self._reporting.turned()
             self._links.report_strangers()
             before = self._saying()
             await self._carry_out_all(self._barrier.handle(event, now), before)
@@ -374,9 +351,9 @@ class Node:
 
     def _go_on_talking(self) -> None:
         """The loop stands still, but we are alive."""
-        self._turned_at = time.monotonic()
-        if self._turned_at >= self._beat_at:
-            self._beat_at = self._turned_at + self._terms.heartbeat_s
+        self._reporting.turned()
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + self._terms.heartbeat_s
             self._contact_everybody()
 
     def _carry_out(self, command: Command) -> None:
@@ -467,7 +444,7 @@ class Node:
         self._postponed = changes.postponed
         if not changes:
             return
-        home = self._home = adopted(self._home, found)
+        home = self._home = self._reporting.home = adopted(self._home, found)
         self._facts = replace(
             self._facts, agreement=home.agreement.digest(), clauses=home.agreement.clauses()
         )
@@ -538,37 +515,6 @@ class Node:
         if peer in memory.quarantined:
             raise PeerError(peer, Reason.QUARANTINED, "you have signed two updates of one round")
         return await self._shelf.offer(digest)
-
-    def _status(self) -> dict[str, Any]:
-        agreement = self._home.agreement
-        return {
-            "name": self._home.us,
-            "federation": agreement.federation,
-            "rounds": agreement.rounds,
-            "threshold": self._observer.threshold,
-            "worker_pid": self._worker.pid,
-            "generation": self._barrier.generation,
-            "paused": self._barrier.paused,
-            "blocked": sorted(self._ledger.memory.blocked),
-            "quarantined": sorted(self._ledger.memory.quarantined),
-            "certificate_expires": self._home.identity.certificate.expires.isoformat(),
-            "disk": {"free": self._space.free(), "problem": self._space.problem},
-            **self._observer.status(),
-        }
-
-    def _not_alive(self) -> list[str]:
-        silent_s = time.monotonic() - self._turned_at
-        return [f"the loop has not turned for {silent_s:.0f} s"] * (silent_s > LOOP_SILENCE_MAX_S)
-
-    def _not_ready(self) -> list[str]:
-        problems = self._not_alive()
-        if self._worker.pid is None:
-            problems.append("the worker is not running")
-        if self._home.identity.certificate.expires <= datetime.now(UTC):
-            problems.append("our certificate has ended")
-        if self._space.problem is not None:
-            problems.append(self._space.problem)
-        return problems
 
     # The disk.
 

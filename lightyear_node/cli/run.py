@@ -24,6 +24,9 @@ def start(
     state_dir: Annotated[str | None, typer.Option(help="Where the node keeps its state.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.")] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="human, or json: an object per line.")
+    ] = None,
     exit_when_done: Annotated[
         bool,
         typer.Option(
@@ -53,15 +56,15 @@ def start(
         "device": device,
         "task": {"entry": task} if task is not None else None,
         "http": {"listen": http} if http is not None else None,
-        "log": {"level": log_level} if log_level is not None else None,
+        "log": _given(level=log_level, format=log_format),
     }
-    flags = {key: value for key, value in given.items() if value is not None}
+    flags = _given(**given) or {}
 
     def load() -> Home:
         return load_home(home, peers, environment=os.environ, flags=flags, now=datetime.now(UTC))
 
     settings = load()
-    log = set_up(settings.site.log.level)
+    log = set_up(settings.site.log.level, settings.site.log.format)
 
     async def run() -> None:
         from lightyear_node.node import Node
@@ -87,3 +90,8 @@ def start(
 
     log.info("%s of federation %s", settings.us, settings.agreement.federation)
     asyncio.run(run())
+
+
+def _given(**options: Any) -> dict[str, Any] | None:
+    """What was said on the command line; None if nothing was."""
+    return {key: value for key, value in options.items() if value is not None} or None

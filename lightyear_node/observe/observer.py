@@ -85,7 +85,9 @@ class Observer:
     # The node's own course.
 
     def introduce(self, opened: Opened) -> None:
-        self.log.info(
+        self._tell(
+            logging.INFO,
+            "model",
             "model of %d parameters on %s, %d training and %d validation samples, head %s",
             opened.parameters,
             opened.device,
@@ -94,9 +96,11 @@ class Observer:
             opened.head,
         )
         for warning in opened.warnings:
-            self.log.warning("%s", warning)
+            self._tell(logging.WARNING, "model", "%s", warning)
         if self.threshold is not None and opened.floor > self.threshold:
-            self.log.warning(
+            self._tell(
+                logging.WARNING,
+                "model",
                 "with %d validation samples even unrelated models can reach an agreement of %.2f,"
                 " above the threshold %.2f: use more validation data",
                 opened.val_samples,
@@ -131,12 +135,12 @@ class Observer:
         told, told_at = self._told
         if news != told or (phase == "collecting" and now - told_at > WAITING_REPEAT_S):
             self._told = (news, now)
-            self.log.info(waiting)
+            self._tell(logging.INFO, "phase", "%s", waiting)
 
     def trained(self, round: Round, metrics: Mapping[str, float]) -> None:
         self.local = dict(metrics)
         self._measure("local", metrics)
-        self.log.info("round %d: trained, %s", round, _numbers(metrics))
+        self._tell(logging.INFO, "trained", "round %d: trained, %s", round, _numbers(metrics))
 
     def decided(self, round: Round, why: str, verdicts: Sequence[Verdict]) -> None:
         self.metrics.accepted.set(sum(verdict.accepted for verdict in verdicts))
@@ -144,7 +148,7 @@ class Observer:
         for verdict in verdicts:
             self._judged(round, verdict)
         words = ", ".join(_words(verdict) for verdict in verdicts)
-        self.log.info("round %d: closed, %s: %s", round, why, words)
+        self._tell(logging.INFO, "closed", "round %d: closed, %s: %s", round, why, words)
 
     def _judged(self, round: Round, verdict: Verdict) -> None:
         name = _verdict_name(verdict.accepted, verdict.digest)
@@ -172,38 +176,39 @@ class Observer:
         self._measure("merged", metrics)
         self.metrics.rounds_total.inc()
         self.metrics.last_completed.set_to_current_time()
-        self.log.info("round %d: merged, %s", round, _numbers(metrics))
+        self._tell(logging.INFO, "merged", "round %d: merged, %s", round, _numbers(metrics))
 
     def _left_out(self, round: Round, harm: Harm) -> None:
         for peer in harm.dropped:
             self.metrics.merge_dropped.labels(peer).inc()
         self.metrics.kept_local.inc(harm.kept_local)
-        self.log.warning("round %d: %s", round, harm.in_words())
+        self._tell(logging.WARNING, "harm", "round %d: %s", round, harm.in_words())
 
     def degraded(self, text: str) -> None:
         self.metrics.degraded.set(1)
-        self.log.warning(text)
+        self._tell(logging.WARNING, "degraded", "%s", text)
 
     def left_out(self, text: str, peers: Sequence[PeerName]) -> None:
         for peer in peers:
             self.peers[peer].left_out += 1
             self.metrics.left_out.labels(peer).inc()
-        self.log.warning(text)
+        self._tell(logging.WARNING, "left_out", "%s", text)
 
     def finished(self, rounds: int, model: str) -> None:
-        self.log.info("all %d rounds are done; our model is %s", rounds, model)
+        text = "all %d rounds are done; our model is %s"
+        self._tell(logging.INFO, "finished", text, rounds, model)
 
     def disk_low(self, text: str) -> None:
         self.metrics.disk_low.set(1)
-        self.log.warning("%s", text)
+        self._tell(logging.WARNING, "disk", "%s", text)
 
     def disk_recovered(self, text: str) -> None:
         self.metrics.disk_low.set(0)
-        self.log.info("%s", text)
+        self._tell(logging.INFO, "disk", "%s", text)
 
     def worker_restarted(self, why: str) -> None:
         self.metrics.worker_restarts.inc()
-        self.log.warning("%s; starting another", why)
+        self._tell(logging.WARNING, "worker", "%s; starting another", why)
 
     # The peers.
 
@@ -250,7 +255,8 @@ class Observer:
         """Not an obstacle, but somebody should look; nothing, if all is equal again."""
         self.peers[peer].differs = "; ".join(about)
         for difference in about:
-            self.log.warning("%s differs: %s", peer, difference)
+            text = "%s differs: %s"
+            self._tell(logging.WARNING, "differs", text, peer, difference, peer=peer)
 
     def noted(
         self, kind: str, about: Mapping[str, Any], paused: bool, quarantined: Collection[PeerName]
@@ -261,31 +267,35 @@ class Observer:
             self.metrics.quarantined.labels(peer).set(peer in quarantined)
         if kind != "witness":
             words = ", ".join(f"{key} {value}" for key, value in about.items())
-            self.log.info("%s%s", kind, f": {words}" if words else "")
+            self._tell(logging.INFO, kind, "%s%s", kind, f": {words}" if words else "")
 
     def quarantined(self, peer: PeerName, round: int) -> None:
         self.metrics.quarantined.labels(peer).set(1)
-        self.log.error(
+        self._tell(
+            logging.ERROR,
+            "quarantined",
             "%s has signed two different updates of round %d: it is in quarantine until"
             " `lightyear-node peers unquarantine %s`",
             peer,
             round,
             peer,
+            peer=peer,
         )
 
     def opinion(self, peer: PeerName, opinion: Opinion) -> None:
         """A peer has told us what it decided about our update."""
         self.peers[peer].opinion = "accepts ours" if opinion.accepted else opinion.reason
         if not opinion.accepted:
-            self.log.warning(
-                "%s refuses our update, in its round %d: %s", peer, opinion.round, opinion.reason
-            )
+            text = "%s refuses our update, in its round %d: %s"
+            about = (peer, opinion.round, opinion.reason)
+            self._tell(logging.WARNING, "opinion", text, *about, peer=peer)
 
     def accused(self, by: PeerName, round: int) -> None:
         """Somebody holds a proof against ourselves."""
         text = f"{by} holds two different updates of round {round} with our signature"
         if self._accusation != text:
-            self.log.error("%s: do two machines run with our keys?", text)
+            words = "%s: do two machines run with our keys?"
+            self._tell(logging.ERROR, "accused", words, text, peer=by)
         self._accusation = text
 
     def _peer_is(self, peer: PeerName, state: str, about: str) -> None:
@@ -294,12 +304,13 @@ class Observer:
             return
         if (state, about) != (view.state, view.about):
             level = logging.INFO if state == "reachable" else logging.WARNING
-            self.log.log(level, "%s is %s%s", peer, state, f": {about}" if about else "")
+            more = f": {about}" if about else ""
+            self._tell(level, "peer", "%s is %s%s", peer, state, more, peer=peer)
         view.state, view.about = state, about
 
     def reconfigured(self, what: str, expires: float, here: Collection[PeerName]) -> None:
         """The operator has changed something; `here` are the peers that are left."""
-        self.log.info("settings changed: %s", what)
+        self._tell(logging.INFO, "settings", "settings changed: %s", what)
         self.metrics.certificate_expiry.set(expires)
         self.metrics.configured.set(len(here))
         for peer in here:
@@ -322,10 +333,18 @@ class Observer:
         self.metrics.transfer_errors.labels(peer, reason).inc()
         if reason is Reason.DISK_FULL:
             return  # our own trouble, which is told once and not for every attempt
-        self.log.warning("the update of %s did not arrive: %s", peer, about)
+        text = "the update of %s did not arrive: %s"
+        self._tell(logging.WARNING, "transfer", text, peer, about, peer=peer)
 
     def stranger(self, reason: str) -> None:
         self.metrics.authentication_failures.labels(reason).inc()
+
+    def _tell(
+        self, level: int, event: str, text: str, *args: object, peer: PeerName | None = None
+    ) -> None:
+        """One line of the log, with what a program wants to know about it beside the words."""
+        about = {"event": event, "round": self.round, "phase": self.phase, "peer": peer}
+        self.log.log(level, text, *args, extra=about)
 
     # What `status` shows.
 

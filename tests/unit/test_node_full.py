@@ -55,7 +55,7 @@ class Trouble:
     def look(self, node: Node) -> None:
         durable = [record.round for record in node._state.journal.records("commit")]
         self.seen.append((node._saying().round, max(durable, default=-1) + 1))
-        assert "No space left" in " ".join(node._not_ready())
+        assert "No space left" in " ".join(node._reporting.not_ready())
 
 
 def home_in(folder: Path) -> Home:

@@ -19,7 +19,7 @@ from lightyear_node.barrier import Phase
 from lightyear_node.errors import ConfigError
 from lightyear_node.observe import log
 from lightyear_node.observe.admin import SOCKET_NAME, AdminServer, NotRunning, ask
-from lightyear_node.observe.http import HttpServer
+from lightyear_node.observe.http import HttpServer, health_route, metrics_route
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import Observer, PeerView
 from lightyear_node.records import (
@@ -224,7 +224,12 @@ def get(port: int, path: str) -> tuple[int, str]:
 def test_health_and_metrics_over_http() -> None:
     problems: list[str] = []
     server = HttpServer(
-        "127.0.0.1:0", observer().metrics.registry, alive=list, ready=lambda: problems
+        "127.0.0.1:0",
+        [
+            metrics_route(observer().metrics.registry),
+            health_route("/livez", list),
+            health_route("/readyz", lambda: problems),
+        ],
     )
     try:
         assert get(server.port, "/livez")[0] == 200
@@ -239,10 +244,8 @@ def test_health_and_metrics_over_http() -> None:
 
 
 def test_http_stays_on_loopback_and_names_a_port_in_use() -> None:
-    registry = observer().metrics.registry
-
     def serve(listen: str) -> HttpServer:
-        return HttpServer(listen, registry, alive=list, ready=list)
+        return HttpServer(listen, [])
 
     with pytest.raises(ConfigError, match="other machines can reach"):
         serve("0.0.0.0:0")
