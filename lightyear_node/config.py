@@ -285,6 +285,11 @@ class Http(_Frozen):
     )
 
 
+class MetricsTerms(_Frozen):
+    quality: bool = True
+    """Whether metrics tell how well models do: agreement, weights, our own loss."""
+
+
 class Log(_Frozen):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["human", "json"] = "human"
@@ -344,6 +349,7 @@ class Site(_Frozen):
         "auto"
     )
     http: Http = Http()
+    metrics: MetricsTerms = MetricsTerms()
     log: Log = Log()
     worker: WorkerTerms = WorkerTerms()
     disk: DiskTerms = DiskTerms()

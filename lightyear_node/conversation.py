@@ -16,6 +16,7 @@ from lightyear_node.admission import lamport_jumps
 from lightyear_node.archive import Archive, contradicts
 from lightyear_node.barrier import Accused, Announced, Answered, Event, Heard, Reported
 from lightyear_node.errors import PeerError, PeerMisbehaved, PeerRefusedUs, PeerUnreachable
+from lightyear_node.observe.metrics import SENT
 from lightyear_node.observe.observer import Observer
 from lightyear_node.records import (
     Announcement,
@@ -191,10 +192,13 @@ class Conversation:
         return await self._offer(peer, digest)
 
     def served(self, peer: PeerName, transfer: Transfer) -> None:
-        self._observer.transferred(peer, "sent", transfer)
+        self._observer.transferred(peer, SENT, transfer)
+
+    def not_served(self, peer: PeerName, reason: Reason) -> None:
+        self._observer.sending_failed(peer, reason)
 
     def denied(self, reason: str, peer: PeerName | None) -> None:
-        self._observer.stranger(reason)
+        self._observer.denied(peer, reason)
 
     # What we make of their words.
 

@@ -43,13 +43,13 @@ class Diary:
         """A peer says how far its journal goes."""
         contradiction = self._witnesses.hold(peer, head, self._archive.keys_of(peer))
         if contradiction is not None:
-            self._observer.log.warning("%s", contradiction)
+            self._observer.rewritten(peer, contradiction)
 
     def claimed(self, peer: PeerName, head: SignedHead) -> None:
         """A peer says that it holds this head of our own journal."""
         problem = self._witnesses.claimed(peer, head)
         if problem is not None:
-            self._observer.log.error("%s", problem)
+            self._observer.journal_broken(problem)
 
     def forget(self, peer: PeerName) -> None:
         """It has left, or begins a new journal."""

@@ -7,6 +7,7 @@ a large file waits for room on the disk first.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,7 @@ from lightyear_node.home import State
 from lightyear_node.learner import Learner
 from lightyear_node.ledger import Ledger, Work
 from lightyear_node.links import Links
+from lightyear_node.observe.metrics import RECEIVED
 from lightyear_node.observe.observer import Observer
 from lightyear_node.records import CHUNK_BYTES, Harm, PeerName, Reason, Round, Update
 from lightyear_node.shelf import Shelf
@@ -101,6 +103,7 @@ class Errands:
             await self._bring_back(update)
         here = [update for update in judge.updates if self.state.updates.has(update.digest)]
         peers = [(update.peer, update.digest, self._samples(update)) for update in here]
+        began = time.monotonic()
         try:
             verdicts, self.rule_state = await self.learner.judge(
                 judge.round, self.work, self.ledger.model, peers, self.ledger.rule_state
@@ -109,6 +112,7 @@ class Errands:
             # Without a verdict nobody is merged, and the round goes on with our own model.
             self.observer.log.warning("round %d: no peer could be judged: %s", judge.round, problem)
             verdicts = ()
+        self.observer.scored(time.monotonic() - began)
         self.done(Judged(judge.round, verdicts))
 
     async def merge(self, decision: Decision) -> None:
@@ -137,8 +141,9 @@ class Errands:
                     updates,
                     self.grid,
                     lambda done, total: self._arriving(update.peer),
+                    partial(self.observer.resumed, update.peer),
                 )
-        self.observer.transferred(update.peer, "received", transfer)
+        self.observer.transferred(update.peer, RECEIVED, transfer)
         self.shelf.received(update, self.barrier.kept())
 
     async def _bring_back(self, update: Update) -> None:

@@ -8,7 +8,8 @@
     │   ├── PeerRefusedUs              the remote will not talk to us; its reason is ours to show
     │   └── PeerMisbehaved             wrong digest, too big, bad signature
     ├── WorkerError                the child process; retried, then the node stops    exit 3
-    │   ├── WorkerDied                 killed, out of memory, silent for too long
+    │   ├── WorkerDied                 killed, out of memory
+    │   │   └── WorkerSilent               said nothing for too long, and was killed
     │   └── TaskFailed                 the user's model or data raised
     ├── StoreError                 the disk; stop before a lie is recorded            exit 4
     │   ├── JournalCorrupt
@@ -62,10 +63,16 @@ class PeerMisbehaved(PeerError):
 
 class WorkerError(LightyearError):
     exit_code = 3
+    reason = "failed"
+    """Why the worker is replaced, in one word."""
 
 
 class WorkerDied(WorkerError):
-    pass
+    reason = "died"
+
+
+class WorkerSilent(WorkerDied):
+    reason = "silent"
 
 
 class TaskFailed(WorkerError):

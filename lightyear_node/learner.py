@@ -48,7 +48,7 @@ class Learner:
         self,
         worker: Worker,
         state: State,
-        on_death: Callable[[str], None],
+        on_death: Callable[[str, str], None],
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._worker = worker
@@ -167,7 +167,7 @@ class Learner:
                 # A task that raised gets a fresh process too: it may have been left in any state.
                 if not isinstance(problem, WorkerDied):
                     await self._worker.stop()
-                self._on_death(str(problem))
+                self._on_death(problem.reason, str(problem))
                 await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
         raise AssertionError("the last attempt returns or raises")
 

@@ -22,6 +22,7 @@ from typing import Any, assert_never
 
 from lightyear_node import __version__
 from lightyear_node.archive import Archive
+from lightyear_node.audit.checkup import problem_with
 from lightyear_node.barrier import (
     LEFT_OUT,
     Accuse,
@@ -59,7 +60,8 @@ from lightyear_node.learner import Learner, OpenedModel
 from lightyear_node.ledger import Ledger, Work
 from lightyear_node.links import Links
 from lightyear_node.observe.metrics import Metrics
-from lightyear_node.observe.observer import REMOVED, Observer, PeerView
+from lightyear_node.observe.observer import Observer
+from lightyear_node.observe.peers import REMOVED, PeerView
 from lightyear_node.operator_commands import Operator
 from lightyear_node.records import (
     Digest,
@@ -102,7 +104,6 @@ class Node:
     ) -> None:
         self._home = home
         self._recovered = recovered
-        self._watch = Watch(load, home.watched, log)
         self._postponed: tuple[str, ...] = ()
         self._exit_when_done = exit_when_done
         self._terms = home.terms()
@@ -113,16 +114,21 @@ class Node:
         self._progress = 0
         self._stop_after_round = False
         self._observer = Observer(
-            Metrics(home.others, [*Phase, "starting"], __version__, home.agreement.rounds),
+            Metrics(
+                home.others,
+                [*Phase, "starting"],
+                __version__,
+                home.agreement.rounds,
+                quality=home.site.metrics.quality,
+            ),
             log,
             {peer: PeerView() for peer in home.others},
             home.rule.threshold,
             self._terms.heartbeat_s,
         )
+        self._watch = Watch(load, home.watched, log, self._observer.settings_read)
         expires = home.identity.certificate.expires
         self._observer.metrics.certificate_expiry.set(expires.timestamp())
-        if home.rule.threshold is not None:
-            self._observer.metrics.threshold.set(home.rule.threshold)
         self._observer.metrics.worker_up.set_function(lambda: self._worker.pid is not None)
         self._worker = Worker(
             home.opening(),
@@ -158,6 +164,7 @@ class Node:
                 async with self._listening():
                     self._space.release = self._make_room
                     self._spawn(self._space.watch())
+                    self._spawn(self._check_journal())
                     self._spawn(self._follow_settings())
                     await self._turn()
         except BaseExceptionGroup as problems:
@@ -260,6 +267,7 @@ class Node:
             self._state, self._ledger, facts.grid, delta=home.agreement.exchange.delta
         )
         observer.remember(self._ledger.rounds())
+        observer.stands(self._ledger.memory.paused, self._ledger.memory.quarantined)
         self._barrier = Barrier(home.us, self._terms, self._ledger.memory)
         self._operator = Operator(
             self._barrier, self._ledger, self._events.put_nowait, self._finish
@@ -380,7 +388,8 @@ class Node:
             case Commit(round, model, memory):
                 brought = self._errands
                 self._ledger.commit(round, model, memory, brought.metrics, brought.harm)
-                self._observer.committed(round, model, brought.metrics, brought.harm)
+                verdicts = self._ledger.rounds()[-1]["verdicts"]
+                self._observer.committed(round, model, brought.metrics, brought.harm, verdicts)
                 self._shelf.tidy(self._barrier.kept(), self._home.others)
                 if self._stop_after_round:
                     self.request_stop()
@@ -465,7 +474,8 @@ class Node:
             self._diary.forget(peer)
         self._links.replace(home, changes, self._spawn)
         expires = home.identity.certificate.expires.timestamp()
-        self._observer.reconfigured(str(changes), expires, home.others)
+        rounds = home.agreement.rounds
+        self._observer.reconfigured(str(changes), expires, home.others, rounds)
         if changes.removed or changes.joined or changes.terms:
             self._events.put_nowait(self._reformed(home))
 
@@ -525,6 +535,14 @@ class Node:
             text = "our model %s is damaged: training goes on from that of an earlier round, %s"
             self._observer.log.warning(text, ", ".join(damaged), sound)
             await self._write(partial(self._ledger.fall_back, sound, damaged))
+
+    async def _check_journal(self) -> None:
+        keys = [one.signing_key for one in self._home.certificates[self._home.us]]
+        problem = await asyncio.to_thread(problem_with, self._state.directory, keys)
+        if problem is None:
+            self._observer.journal_holds()
+        else:
+            self._observer.journal_broken(problem)
 
     def _make_room(self, enough: Callable[[], bool], for_ourselves: bool) -> None:
         self._links.shed()

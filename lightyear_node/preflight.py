@@ -103,7 +103,7 @@ async def model_checks(home: Home) -> tuple[list[Check], OurModel | None]:
     with tempfile.TemporaryDirectory(prefix="lightyear-check-") as folder:
         state = State(Path(folder))
         try:
-            model = await Learner(worker, state, on_death=lambda why: None).open()
+            model = await Learner(worker, state, on_death=lambda reason, why: None).open()
         except LightyearError as problem:
             return [failed("model", problem)], None
         finally:

@@ -64,6 +64,26 @@ class Reason(StrEnum):
     DISK_FULL = "disk_full"
 
 
+class Fate(StrEnum):
+    """What became of a peer in one round."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    MISSING = "missing"
+
+
+_NOTHING_CAME = frozenset(
+    {Reason.UNREACHABLE, Reason.TIMEOUT, Reason.TRUNCATED, Reason.STALE_ROUND, Reason.DISK_FULL}
+)
+
+
+def fate(accepted: bool, reason: str) -> Fate:
+    """Nobody is rejected for what never arrived, or had been used before."""
+    if accepted:
+        return Fate.ACCEPTED
+    return Fate.MISSING if reason in _NOTHING_CAME else Fate.REJECTED
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """What identifies one model that one site has announced."""
@@ -181,6 +201,10 @@ class Verdict:
     weight: float = 0.0
     checks: Mapping[str, float] = field(default_factory=dict)
     digest: Digest | None = None
+
+    @property
+    def fate(self) -> Fate:
+        return fate(self.accepted, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,9 +156,14 @@ class Watch:
     """
 
     def __init__(
-        self, load: Callable[[], Home], watched: Sequence[Path], log: logging.Logger
+        self,
+        load: Callable[[], Home],
+        watched: Sequence[Path],
+        log: logging.Logger,
+        on_read: Callable[[bool], None] = lambda usable: None,
     ) -> None:
         self._load = load
+        self._on_read = on_read
         self._watched = watched
         self._log = log
         # The first look always reads: something may have changed while the task was built.
@@ -209,6 +214,7 @@ class Watch:
         if problem and (asked or problem != self._complaint):
             self._log.warning("the settings stay as they are: %s", problem)
         self._complaint = problem
+        self._on_read(not problem)
         return home
 
     def _mark(self) -> Mark:

@@ -13,9 +13,9 @@ from typing import Any
 from lightyear_node.audit.reasons import guard_lines, words
 from lightyear_node.errors import ConfigError
 from lightyear_node.journal import Row
+from lightyear_node.records import fate
 
 Plain = Mapping[str, Any]
-_ABSENT = ("unreachable", "timeout", "stale_round")
 _CAUSES = {
     "all": "everybody who was waited for had delivered",
     "grace": "enough had delivered, and the others were waited for as long as agreed",
@@ -209,10 +209,7 @@ def timestamp(wall_ns: Any) -> str:
 
 
 def _fate(verdict: Plain) -> str:
-    if verdict.get("accepted"):
-        return "accepted"
-    absent = verdict.get("digest") is None and verdict.get("reason") in _ABSENT
-    return "missing" if absent else "rejected"
+    return fate(bool(verdict.get("accepted")), str(verdict.get("reason")))
 
 
 def _number(value: Any) -> str:

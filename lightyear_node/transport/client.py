@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc.aio
@@ -79,11 +79,13 @@ class PeerClient:
         store: Store,
         grid: Grid,
         on_progress: Progress = lambda done, total: None,
+        on_resume: Callable[[], None] = lambda: None,
     ) -> Transfer:
         """Bring the manifest's weights into the store, however often the line breaks.
 
         What has arrived is kept, and asked for no more; a few breaks in a row without any progress
-        end it, and the next fetch of the same update goes on from there.
+        end it, and the next fetch of the same update goes on from there.  `on_resume` is called at
+        each break that does not end it.
         """
         started, total, failures, here = _now(), Transfer(0, 0, 0.0), 0, 0
         with self._at_work():
@@ -96,6 +98,7 @@ class PeerClient:
                     here = max(here, cut.done_bytes)
                     if self._closed or failures > limits.FETCH_TRIES or not cut.worth_another_try:
                         raise cut.problem from None
+                    on_resume()
                     await asyncio.sleep(random.uniform(0, _pause_s(failures)))
         return Transfer(total.raw_bytes, total.wire_bytes, _now() - started)
 

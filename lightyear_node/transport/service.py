@@ -27,6 +27,7 @@ from lightyear_node.records import (
     Digest,
     Hello,
     PeerName,
+    Reason,
     Transfer,
 )
 from lightyear_node.transport import limits, messages
@@ -60,6 +61,8 @@ class Host(Protocol):
     async def offer(self, peer: PeerName, digest: Digest) -> Offer | None: ...
 
     def served(self, peer: PeerName, transfer: Transfer) -> None: ...
+
+    def not_served(self, peer: PeerName, reason: Reason) -> None: ...
 
     def denied(self, reason: str, peer: PeerName | None) -> None: ...
 
@@ -126,7 +129,12 @@ class Service:
                 wire_bytes = await _send_chunks(copy, range(first_chunk, offer.grid.chunks), send)
             except TimeoutError:
                 self._host.denied("slow_reader", peer)
+                self._host.not_served(peer, Reason.TIMEOUT)
                 raise Denied(StatusCode.DEADLINE_EXCEEDED, "slow_reader") from None
+            except BaseException:
+                # The line broke, or the peer hung up: a cancellation.
+                self._host.not_served(peer, Reason.TRUNCATED)
+                raise
         raw_bytes = max(0, offer.grid.raw_bytes - first_chunk * CHUNK_BYTES)
         self._host.served(peer, Transfer(raw_bytes, wire_bytes, _now() - started))
 

@@ -16,7 +16,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightyear_node.errors import ConfigError, DiskFull, StoreError, TaskFailed, WorkerDied
+from lightyear_node.errors import (
+    ConfigError,
+    DiskFull,
+    StoreError,
+    TaskFailed,
+    WorkerDied,
+    WorkerSilent,
+)
 from lightyear_node.worker.jobs import (
     ANSWER_BYTES_MAX,
     ERROR_CONFIG,
@@ -127,7 +134,7 @@ class Worker:
                     line = await child.stdout.readline()
             except TimeoutError:
                 await self._bury(child)
-                raise WorkerDied(f"the worker said nothing for {self._silence_s:.0f} s") from None
+                raise WorkerSilent(f"the worker said nothing for {self._silence_s:.0f} s") from None
             except ValueError:
                 await self._bury(child)
                 raise WorkerDied("the worker's answer was longer than 1 MiB") from None

@@ -79,7 +79,7 @@ def test_an_update_arrives_over_1_mbit_s_however_long_it_takes(tmp_path: Path) -
                 assert counted(metrics, "transfer_errors", reason="timeout") == 0
                 assert counted(metrics, "transfer_errors", reason="truncated") == 0
                 assert counted(metrics, "peer_refusals") == 0
-                assert counted(metrics, "authentication_failures", reason="slow_reader") == 0
+                assert counted(metrics, "peer_calls_denied", reason="slow_reader") == 0
     check_histories(hosts.homes, history)
     for home in homes[:2]:
         assert "site-c is silent" not in home.log.read_text()

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from lightyear_node.identity import Identity
-from lightyear_node.records import Announcement, Digest, Hello, PeerName, Transfer
+from lightyear_node.records import Announcement, Digest, Hello, PeerName, Reason, Transfer
 from lightyear_node.transport.outbox import Offer
 from lightyear_node.transport.server import ExchangeServer
 from lightyear_node.transport.service import Service
@@ -38,6 +38,9 @@ class Echo:
         return None
 
     def served(self, peer: PeerName, transfer: Transfer) -> None:
+        pass
+
+    def not_served(self, peer: PeerName, reason: Reason) -> None:
         pass
 
     def denied(self, reason: str, peer: PeerName | None) -> None:

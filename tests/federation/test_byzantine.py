@@ -116,7 +116,7 @@ def test_rubbish_from_a_member_is_refused_with_its_reason(scene: Scene) -> None:
     tables: list[tuple[str, dict[str, Any], dict[str, str]]] = [
         ("transfer_errors", NOT_THE_UPDATE, {"peer": B}),
         ("peer_refusals", NOT_SOUND, {"peer": B}),
-        ("authentication_failures", NOT_TO_BE_ASKED, {}),
+        ("peer_calls_denied", NOT_TO_BE_ASKED, {"peer": B}),
     ]
     elsewhere = {*NOT_TO_BE_MERGED, REPLAY}
     assert {name for _, table, _ in tables for name in table} | elsewhere == {*BEHAVIOURS}

@@ -291,7 +291,10 @@ def test_a_question_leaves_no_trace(
     def traces() -> tuple[object, ...]:
         known = metrics_of(b).items()
         # How much room the disk has changes with whatever else this machine does.
-        metrics = {k: v for k, v in known if k.startswith("lightyear_") and "disk_free" not in k}
+        # As text: what is not known yet is NaN, and equals nothing.
+        metrics = {
+            k: str(v) for k, v in known if k.startswith("lightyear_") and "disk_free" not in k
+        }
         log = [line for line in b.log.read_text().splitlines() if "waiting for" not in line]
         return metrics, log, records(b), (b.state_dir / "journal.db-wal").read_bytes()
 

@@ -60,7 +60,7 @@ def test_who_spoils_the_merge_is_left_out_and_everything_says_so(
             assert [entry["harm"] for entry in entries] == [r.body["harm"] for r in commits]
             counted = metrics_of(home)
             assert counted['lightyear_merge_dropped_total{peer="site-c"}'] == 2
-            assert counted["lightyear_merges_kept_local_total"] == 0
+            assert counted["lightyear_aggregate_reverts_total"] == 0
             status = statuses[home.name]
             assert status is not None
             assert status["harm"] == {"round": ROUNDS - 1, **commits[-1].body["harm"]}

@@ -201,7 +201,7 @@ def test_more_streams_than_allowed_over_several_connections(scene: Scene) -> Non
     reasons = ("too_many_calls", "cooling_down")
 
     def denied() -> float:
-        return sum(scene.count("authentication_failures", reason=reason) for reason in reasons)
+        return sum(scene.count("peer_calls_denied", reason=reason) for reason in reasons)
 
     before = denied()
     with contextlib.ExitStack() as opened:

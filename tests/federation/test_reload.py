@@ -262,7 +262,7 @@ def test_a_removed_peer_is_cut_off_within_a_second_and_the_others_go_on(
         assert states[C] == "removed"
         assert states[B] == "reachable"
         assert metrics_of(a)["lightyear_peers_configured"] == 1
-        assert metrics_of(a)['lightyear_peer_reachable{peer="site-c"}'] == 0
+        assert not [series for series in metrics_of(a) if 'peer="site-c"' in series]
         last = {one["peer"]: one for one in federation.rounds(A)[-1]["verdicts"]}
         assert C not in last, "the rounds go on without it"
         assert last[B]["accepted"]

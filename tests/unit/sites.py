@@ -27,6 +27,7 @@ from lightyear_node.records import (
     Hello,
     Manifest,
     PeerName,
+    Reason,
     Round,
     Transfer,
     Update,
@@ -108,6 +109,7 @@ class FakeHost:
         self.heard: list[tuple[PeerName, Any]] = []
         self.transfers: list[tuple[PeerName, Transfer]] = []
         self.denials: list[tuple[str, PeerName | None]] = []
+        self.broken: list[tuple[PeerName, Reason]] = []
         self.changed = asyncio.Event()
         self.gates: dict[str, asyncio.Event] = {}
         self.answer: Callable[[PeerName, Any], Any] = lambda peer, said: said
@@ -131,6 +133,10 @@ class FakeHost:
 
     def served(self, peer: PeerName, transfer: Transfer) -> None:
         self.transfers.append((peer, transfer))
+        self.changed.set()
+
+    def not_served(self, peer: PeerName, reason: Reason) -> None:
+        self.broken.append((peer, reason))
         self.changed.set()
 
     def denied(self, reason: str, peer: PeerName | None) -> None:

@@ -294,7 +294,7 @@ def test_a_job_that_found_the_disk_full_leaves_nothing_there(tmp_path: Path) -> 
     state = State(tmp_path / "state")
 
     def learner(worker: Any) -> Learner:
-        return Learner(worker, state, on_death=lambda why: pytest.fail(f"nobody died: {why}"))
+        return Learner(worker, state, on_death=lambda _, why: pytest.fail(why))
 
     worker = FullWorker("out", "wire_header")
     opening = learner(worker)

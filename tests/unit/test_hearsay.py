@@ -56,7 +56,7 @@ def test_hearsay_without_a_sound_signature_is_ignored_and_nobody_is_blamed() -> 
     foreign = IDENTITIES["site-b"].sign_manifest(replace(signed.manifest, lamport=9))
     hears(a, B, seen=(forged, foreign))
     assert not [event for event in a.events if isinstance(event, Reported)]
-    assert all(a.refusals("site-b", reason) == 0 for reason in Reason)
+    assert not any(a.refusals("site-b", reason) for reason in Reason)
 
 
 def test_a_heap_of_forgeries_is_not_checked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

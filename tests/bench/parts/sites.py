@@ -16,6 +16,7 @@ from lightyear_node.records import (
     Hello,
     Manifest,
     PeerName,
+    Reason,
     Round,
     Transfer,
     Update,
@@ -85,6 +86,9 @@ class Host:
 
     def served(self, peer: PeerName, transfer: Transfer) -> None:
         self.served_count += 1
+
+    def not_served(self, peer: PeerName, reason: Reason) -> None:
+        """The line broke; it may, where that is what is measured."""
 
     def denied(self, reason: str, peer: PeerName | None) -> None:
         raise SystemExit(f"{peer} was denied: {reason}")
