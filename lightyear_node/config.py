@@ -277,12 +277,24 @@ class TaskEntry(_Frozen):
     args: dict[str, Any] = Field(default_factory=dict)
 
 
+class HttpTls(_Frozen):
+    """Files (PEM) for HTTPS; the certificate with its chain."""
+
+    certificate: str
+    key: str
+
+
 class Http(_Frozen):
-    """Metrics and health, on loopback unless the operator says otherwise; empty switches it off."""
+    """Metrics, health and the node's page; an empty `listen` switches them off.
+
+    Other machines can reach them only over TLS, or with the token of a file, or both.
+    """
 
     listen: Annotated[str, BeforeValidator(_check_port)] = Field(
         default="127.0.0.1:9464", pattern=ADDRESS_PATTERN + r"|^$"
     )
+    tls: HttpTls | None = None
+    token_file: str | None = None
 
 
 class MetricsTerms(_Frozen):

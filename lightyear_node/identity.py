@@ -126,9 +126,9 @@ class Identity:
     @classmethod
     def load_pair(cls, keys_dir: Path, tls_key_file: Path, certificate_file: Path) -> Identity:
         """With another TLS key and certificate than those in use, but the same signing key."""
-        tls_key_pem = _read(tls_key_file, private=True)
-        signing_pem = _read(keys_dir / "sign.key", private=True)
-        certificate_pem = _read(certificate_file, private=False)
+        tls_key_pem = read_checked(tls_key_file, private=True)
+        signing_pem = read_checked(keys_dir / "sign.key", private=True)
+        certificate_pem = read_checked(certificate_file, private=False)
         try:
             der = x509.load_pem_x509_certificate(certificate_pem).public_bytes(
                 serialization.Encoding.DER
@@ -381,22 +381,28 @@ def _private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _read(path: Path, *, private: bool) -> bytes:
-    """A private file is refused if somebody else could have read or placed it."""
+def read_checked(
+    path: Path,
+    *,
+    private: bool,
+    missing: str = "run `lightyear-node init` to make this site's keys",
+) -> bytes:
+    """A private file is refused if somebody else could have read or placed it.
+
+    `missing` says what to do if it is not there.
+    """
     try:
         # The checks are made on the opened file: a path could be swapped between check and use.
         # Without O_NONBLOCK, a pipe in a key's place would hang the start.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if private else 0)
         fd = os.open(path, flags)
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path} is missing", hint="run `lightyear-node init` to make this site's keys"
-        ) from None
+        raise ConfigError(f"{path} is missing", hint=missing) from None
     except OSError as error:
         if path.is_symlink():
             raise ConfigError(
                 f"{path} is a symbolic link",
-                hint=f"put the key itself there, then chmod 600 {path}",
+                hint=f"put the file itself there, then chmod 600 {path}",
             ) from None
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     with open(fd, "rb") as file:

@@ -24,8 +24,10 @@ from lightyear_node.errors import LightyearError, PeerError, PeerUnreachable
 from lightyear_node.home import Home, State
 from lightyear_node.journal import peek
 from lightyear_node.learner import Learner, OpenedModel
+from lightyear_node.observe.access import Access
 from lightyear_node.observe.admin import NotRunning, ask
 from lightyear_node.records import Check, Digest, Hello, Mark, PeerName, Reason, Round, SignedHead
+from lightyear_node.reporting import http_keys
 from lightyear_node.space import Needs, check_quota, default_reserve, size_text, used_bytes
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.diagnose import (
@@ -217,7 +219,19 @@ def port_checks(home: Home) -> Iterator[Check]:
     else:
         yield Check("listen", Mark.HOLDS, "this site trains alone and opens no port")
     if home.site.http.listen:
-        yield _port("http", home.site.http.listen, running)
+        yield _http(home, running)
+
+
+def _http(home: Home, running: bool) -> Check:
+    listen = home.site.http.listen
+    try:
+        warning = Access(listen, http_keys(home)).warning
+    except LightyearError as problem:
+        return failed("http", problem)
+    check = _port("http", listen, running)
+    if check.mark is Mark.HOLDS and warning is not None:
+        return Check("http", Mark.DIFFERS, warning, "see docs/monitoring.md")
+    return check
 
 
 def _runs_here(home: Home) -> bool:

@@ -12,12 +12,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from lightyear_node.barrier import Barrier
 from lightyear_node.history import Entry
 from lightyear_node.home import Home, State
 from lightyear_node.ledger import Ledger
+from lightyear_node.observe.access import Keys
 from lightyear_node.observe.admin import AdminServer
 from lightyear_node.observe.http import HttpServer, Route, health_route, metrics_route
 from lightyear_node.observe.log import Recent
@@ -32,6 +34,16 @@ LOOP_ANSWER_S = 2.0
 BEAT_S = 1.0
 
 T = TypeVar("T")
+
+
+def http_keys(home: Home) -> Keys:
+    """What lets other machines in, if anything does."""
+    tls, token = home.site.http.tls, home.site.http.token_file
+    return Keys(
+        certificate=home.directory / tls.certificate if tls else None,
+        key=home.directory / tls.key if tls else None,
+        token=home.directory / token if token else None,
+    )
 
 
 class Reporting:
@@ -56,11 +68,12 @@ class Reporting:
     async def over_http(self) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
         self._observer.log.addHandler(self._recent)
-        listen = self.home.site.http.listen
-        server = HttpServer(listen, self._routes()) if listen else None
+        server = self._server()
         beating = self._loop.create_task(self._beat_until_begun())
         if server is not None:
-            self._observer.log.info("metrics on http://%s/metrics", listen)
+            self._observer.log.info("metrics on %s/metrics", server.address)
+            if server.warning is not None:
+                self._observer.log.warning("%s", server.warning)
         try:
             yield
         finally:
@@ -68,6 +81,11 @@ class Reporting:
             if server is not None:
                 server.close()
             self._observer.log.removeHandler(self._recent)
+
+    def _server(self) -> HttpServer | None:
+        listen = self.home.site.http.listen
+        denied = partial(self._observer.denied, None, "http_token")
+        return HttpServer(listen, self._routes(), http_keys(self.home), denied) if listen else None
 
     async def _beat_until_begun(self) -> None:
         """Before there are rounds, a loop that is free at all is alive."""

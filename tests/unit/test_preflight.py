@@ -124,6 +124,20 @@ def test_ports_are_free_taken_or_not_ours(site: SiteHome) -> None:
     assert "0.0.0.0:7443" in elsewhere.advice
 
 
+def test_a_way_in_for_other_machines_is_looked_at(site: SiteHome) -> None:
+    def checked(**http: object) -> Check:
+        listen = f"0.0.0.0:{site.http_address.rpartition(':')[2]}"
+        return by_name(port_checks(loaded(site, http={"listen": listen, **http})))["http"]
+
+    assert checked().mark is Mark.BROKEN
+    assert "http.token_file" in checked().advice
+    assert "token is missing" in checked(token_file="token").about
+    (site.directory / "token").write_text("0" * 64)
+    (site.directory / "token").chmod(0o600)
+    assert checked(token_file="token").mark is Mark.DIFFERS
+    assert "unencrypted" in checked(token_file="token").about
+
+
 def test_a_state_directory_that_cannot_be_written(site: SiteHome) -> None:
     home = loaded(site, state_dir="node.yaml/state")
     assert by_name(state_checks(home, None))["state"].mark is Mark.BROKEN
