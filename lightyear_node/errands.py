@@ -135,14 +135,17 @@ class Errands:
             if client is None or signed is None:
                 raise PeerError(update.peer, Reason.BLOCKED, "no longer in peers.yaml")
             here = updates.partial_chunks(update.digest, signed.manifest.raw_bytes) * CHUNK_BYTES
-            with self.space.coming(max(0, signed.manifest.raw_bytes - here)):
-                transfer = await client.fetch(
-                    signed.manifest,
-                    updates,
-                    self.grid,
-                    lambda done, total: self._arriving(update.peer),
-                    partial(self.observer.resumed, update.peer),
-                )
+            try:
+                with self.space.coming(max(0, signed.manifest.raw_bytes - here)):
+                    transfer = await client.fetch(
+                        signed.manifest,
+                        updates,
+                        self.grid,
+                        partial(self._arriving, update.peer),
+                        partial(self.observer.resumed, update.peer),
+                    )
+            finally:
+                self.observer.under_way.arrived(update.peer)
         self.observer.transferred(update.peer, RECEIVED, transfer)
         self.shelf.received(update, self.barrier.kept())
 
@@ -153,10 +156,11 @@ class Errands:
         with contextlib.suppress(PeerError):  # it has gone on meanwhile, and is not judged
             await self.space.through("a peer's update", partial(self._bring, update))
 
-    def _arriving(self, peer: PeerName) -> None:
+    def _arriving(self, peer: PeerName, done: int, total: int) -> None:
         """A chunk has come.  On a narrow line the answer to a heartbeat may wait behind it."""
         self.heard(Answered(peer))
         self.observer.sending(peer)
+        self.observer.under_way.arriving(peer, done, total)
 
     def _samples(self, update: Update) -> int:
         signed = self.archive.find(update)

@@ -564,6 +564,7 @@ class Node:
 
     def _progressed(self, job: str, done: int, total: int) -> None:
         self._observer.progress = (done, total)
+        self._observer.under_way.worked(job, done, total)
         self._progress += 1
 
 

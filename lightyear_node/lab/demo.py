@@ -22,6 +22,7 @@ from rich.console import Console
 from lightyear_node.config import ALONE, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import report, view
+from lightyear_node.lab.counting import counting
 from lightyear_node.lab.federation import (
     Federation,
     LabError,
@@ -82,7 +83,7 @@ def run(options: Options, console: Console | None = None) -> Results:
     report.make_room(page.parent)
     began = time.monotonic()
     with _terminated_like_interrupted(), _workshop(options) as folder:
-        with view.counting(console, "making keys for every site", shown=options.view):
+        with counting(console, "making keys for every site", shown=options.view):
             homes = lay_out(
                 folder,
                 names,
@@ -95,11 +96,11 @@ def run(options: Options, console: Console | None = None) -> Results:
         with Apart(_comparisons(options, names, malfunctions), yielding=True) as apart:
             histories, moved = _run_sites(options, homes, console)
             label = "for comparison: alone, and everyone averaged in"
-            with view.counting(console, label, shown=options.view) as count:
+            with counting(console, label, shown=options.view) as count:
                 alone, averaged = apart.results(count)
         seconds = time.monotonic() - began
         results = _found(options, malfunctions, histories, moved, alone, averaged, seconds, page)
-        with view.counting(console, "drawing the report", shown=options.view):
+        with counting(console, "drawing the report", shown=options.view):
             report.write(results, histories)
     return results
 

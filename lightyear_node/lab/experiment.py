@@ -34,11 +34,12 @@ from lightyear_node.lab.jobs import (
     retold,
     row_of,
 )
-from lightyear_node.lab.lanes import AnyJob, Board, Finished, Lane, duration, showing
+from lightyear_node.lab.lanes import AnyJob, Board, Finished, Lane, showing
 from lightyear_node.lab.result_file import Folder, read_lines
 from lightyear_node.lab.rows import ACCEPTANCE_NAME, MANIFEST_NAME
 from lightyear_node.lab.simulate import SimResult
 from lightyear_node.lab.suite import Suite, load_suite, nearest
+from lightyear_node.observe.words import duration
 
 SIMULATE = "lightyear_node.lab.simulate"
 ACCEPTANCE = "lightyear_node.lab.acceptance"

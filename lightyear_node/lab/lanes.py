@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightyear_node.lab.jobs import AcceptanceJob, Job
+from lightyear_node.observe.words import drawable, duration, rate_text
 
 AnyJob = Job | AcceptanceJob
 
@@ -95,12 +96,13 @@ def showing(console: Console, board: Board, *, shown: bool = True) -> Iterator[F
     """Gives a function to be called with every finished job and its outcome in words."""
     if not shown:
         yield lambda job, outcome: None
-    elif not console.is_terminal:
+    elif not drawable(console):
 
         def say(job: AnyJob, outcome: str) -> None:
             elapsed_s = time.monotonic() - board.began
             words = (
-                f"{elapsed_s:6.1f} s  {_count(board)}  {job.in_words()}: {outcome}{_rest(board)}"
+                f"{elapsed_s:6.1f} s  {_count(board)}  {job.in_words()}: {outcome}"
+                f"{_rate(board, time.monotonic())}{_rest(board)}"
             )
             console.print(words, highlight=False, markup=False, soft_wrap=True)
 
@@ -116,7 +118,7 @@ def picture(board: Board, now: float) -> RenderableType:
         (f" {board.suite} ", "bold reverse"),
         f"  {_count(board)}",
         (f"  {board.failed} failed" if board.failed else "", "bold red"),
-        (f"  {duration(now - board.began)}{_rest(board)}", "dim"),
+        (f"  {duration(now - board.began)}{_rate(board, now)}{_rest(board)}", "dim"),
     )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     table.add_column("lane", justify="right", no_wrap=True)
@@ -134,15 +136,14 @@ def picture(board: Board, now: float) -> RenderableType:
     return Group(header, bar, table)
 
 
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def _count(board: Board) -> str:
     return f"{board.done + board.failed} of {board.total}"
+
+
+def _rate(board: Board, now: float) -> str:
+    """Of this run's own jobs."""
+    done = board.done + board.failed - board.before
+    return f", {rate_text(done / (now - board.began))}" if done and now > board.began else ""
 
 
 def _rest(board: Board) -> str:

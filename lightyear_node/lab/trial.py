@@ -27,6 +27,7 @@ from lightyear_node.config import (
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import view
 from lightyear_node.lab.children import Nursery, child_environment, run_until_signal
+from lightyear_node.lab.counting import counting
 from lightyear_node.lab.experiment import SIMULATE
 from lightyear_node.lab.jobs import client_names, malfunctions_of
 from lightyear_node.lab.simulate import SimResult, Spec
@@ -123,7 +124,7 @@ def run(options: Options, console: Console | None = None) -> Trial:
     spec = spec_of(options)
     began = time.monotonic()
     label = f"simulating {len(spec.sites)} sites for {spec.rounds} rounds"
-    with view.counting(console, label) as count:
+    with counting(console, label) as count:
 
         async def simulated() -> Any:
             async with Nursery(child_environment(options.data)) as nursery:

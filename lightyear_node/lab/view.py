@@ -17,12 +17,12 @@ from typing import Any
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from lightyear_node.lab.federation import Statuses
 from lightyear_node.lab.results import Results
+from lightyear_node.observe.words import drawable
 from lightyear_node.records import PeerName
 
 METRIC = "accuracy"
@@ -36,7 +36,6 @@ SCORED_CELL_WIDTH = 7
 BARE_CELL_WIDTH = 4
 
 Watch = Callable[[Statuses], None]
-Count = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def watching(console: Console, cast: Cast, *, shown: bool = True) -> Iterator[Wa
     """Gives a function to be called with everything the sites say."""
     if not shown:
         yield lambda statuses: None
-    elif not console.is_terminal:
+    elif not drawable(console):
         yield _Lines(console, cast).update
     else:
         began, marks = time.monotonic(), Marks.of(console)
@@ -76,26 +75,6 @@ def watching(console: Console, cast: Cast, *, shown: bool = True) -> Iterator[Wa
             yield lambda statuses: live.update(
                 picture(cast, statuses, time.monotonic() - began, marks, console.width)
             )
-
-
-@contextmanager
-def counting(console: Console, label: str, *, shown: bool = True) -> Iterator[Count]:
-    """A bar on a terminal, one line elsewhere; gives a function (done, total)."""
-    if not shown:
-        yield lambda done, total: None
-    elif not console.is_terminal:
-        console.print(f"{label} …", highlight=False)
-        yield lambda done, total: None
-    else:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task(label, total=None)
-            yield lambda done, total: progress.update(bar, completed=done, total=total)
 
 
 def picture(

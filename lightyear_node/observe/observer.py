@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lightyear_node.observe.metrics import LOCAL, MERGED, WORKING, Outcome
+from lightyear_node.observe.pace import UnderWay
 from lightyear_node.observe.peers import PeersObserver
 from lightyear_node.records import Fate, Harm, Opened, PeerName, Round, Verdict, fate
 
@@ -29,6 +30,7 @@ class Observer(PeersObserver):
     waiting: str = "starting"
     model: str | None = None
     progress: tuple[int, int] | None = None
+    under_way: UnderWay = field(default_factory=UnderWay)
     local: dict[str, float] = field(default_factory=dict)
     merged: dict[str, float] = field(default_factory=dict)
     harm: dict[str, Any] | None = None
@@ -114,6 +116,7 @@ class Observer(PeersObserver):
             self._round_since = now
         self._phase_since = now
         self.progress = None
+        self.under_way.rest()
 
     def trained(self, round: Round, metrics: Mapping[str, float]) -> None:
         self.local = dict(metrics)
@@ -241,6 +244,7 @@ class Observer(PeersObserver):
             "waiting": self.waiting,
             "finished": self.phase == "finished",
             "progress": self.progress,
+            **self.under_way.to_plain(),
             "model": self.model,
             "metrics": {"local": self.local, "merged": self.merged},
             "harm": self.harm,

@@ -28,7 +28,7 @@ class Duties:
             case "train":
                 return self._train(progress, **arguments)
             case "judge":
-                return self._judge(**arguments)
+                return self._judge(progress, **arguments)
             case "merge":
                 return self._merge(**arguments)
         raise ValueError(f"no such job: {job}")
@@ -108,6 +108,7 @@ class Duties:
 
     def _judge(
         self,
+        progress: Progress,
         *,
         round: int,
         own: str,
@@ -123,6 +124,7 @@ class Duties:
             round=round,
             state=state,
             carry=Path(carry),
+            progress=progress,
         )
         return {
             "verdicts": [verdict_to_plain(verdict) for verdict in judged.verdicts],

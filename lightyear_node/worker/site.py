@@ -223,6 +223,7 @@ class Site:
         state: Mapping[str, Any] | None = None,
         carry: Path | None = None,
         rule: RuleTerms | None = None,
+        progress: Progress = lambda done, total: None,
     ) -> Judgement:
         """A verdict for each peer; one peer's weights are in memory at a time.
 
@@ -242,7 +243,7 @@ class Site:
                 RuleCandidate(PeerName(self._name), ours, self._samples()),
                 candidates,
                 self._probe,
-                Turn(Round(round), self._rounds, start, state or {}),
+                Turn(Round(round), self._rounds, start, state or {}, progress),
             )
 
     def merge(

@@ -50,6 +50,8 @@ class Turn:
     """Our model before this round's training."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """What the rule returned in the round before; empty at first."""
+    progress: Callable[[int, int], None] = lambda done, total: None
+    """For rules that take long: called with the number of peers judged, and of all."""
 
 
 @dataclass(frozen=True, slots=True)

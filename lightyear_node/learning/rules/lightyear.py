@@ -83,7 +83,10 @@ class Lightyear(Averaging):
         rounds_alone = turn.state.get(ROUNDS_ALONE, 0)
         ruler = Ruler.of(own.weights, turn.start, rounds_alone) if self.guard else None
         tau = first_tau(turn.round, self.tau) if self.guard else self.tau
-        verdicts = [self._judge_one(own, peer, probe, ruler, tau) for peer in peers]
+        verdicts = []
+        for peer in peers:
+            verdicts.append(self._judge_one(own, peer, probe, ruler, tau))
+            turn.progress(len(verdicts), len(peers))
         ahead = _far_ahead(verdicts) if self.guard and self.include_self else None
         if ahead is not None and rounds_alone >= ROUNDS_BEHIND:
             taken = replace(ahead, accepted=True, reason=Reason.CAUGHT_UP, weight=WHOLE)

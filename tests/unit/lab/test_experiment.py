@@ -24,7 +24,7 @@ from lightyear_node.lab import experiment, publish
 from lightyear_node.lab.experiment import Options, run
 from lightyear_node.lab.federation import LabError
 from lightyear_node.lab.jobs import AcceptanceJob, expand, failed_row
-from lightyear_node.lab.lanes import Board, Costs, Lane, duration, picture, showing
+from lightyear_node.lab.lanes import Board, Costs, Lane, picture, showing
 from lightyear_node.lab.result_file import Folder, read_lines
 from lightyear_node.lab.suite import AcceptanceBlock, load_suite
 
@@ -361,9 +361,6 @@ class TestView:
         with showing(console, board, shown=False) as finished:
             finished(board.pending[0], "")
         assert len(said(console).splitlines()) == 1
-
-    def test_durations_are_readable(self) -> None:
-        assert [duration(s) for s in (0, 99, 600, 7260)] == ["0 s", "99 s", "10 min", "2 h 01 min"]
 
 
 def test_the_environment_of_children_is_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:

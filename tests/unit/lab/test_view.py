@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console, RenderableType
 from staged import MakeResults, status_of
 
+from lightyear_node.lab.counting import counting
 from lightyear_node.lab.view import (
     Cast,
     Marks,
-    counting,
     picture,
     short_names,
     size,
