@@ -11,26 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightyear_node.cli import audit_app
+from lightyear_node.cli import EXIT_UNHEALTHY, audit_app
 from lightyear_node.cli.common import (
+    Format,
+    FormatOption,
     HomeOption,
-    ListFormat,
-    ListFormatOption,
-    print_json,
-    print_lines,
+    examples,
+    show,
     state_dir_of,
 )
 from lightyear_node.records import PeerName
 
 if TYPE_CHECKING:
+    from lightyear_node.audit.compare import Comparison
     from lightyear_node.audit.verify import Audit, Source
     from lightyear_node.errors import PeerError
     from lightyear_node.identity import Certificate
     from lightyear_node.records import SignedHead
 
     Answers = dict[PeerName, SignedHead | PeerError | None]
-
-EXIT_BAD = 3
 
 
 class ExportFormat(StrEnum):
@@ -48,7 +47,14 @@ PeersChoice = Annotated[
 ]
 
 
-@audit_app.command("verify")
+@audit_app.command(
+    "verify",
+    epilog=examples(
+        "lightyear-node audit verify",
+        "lightyear-node audit verify --peers peers.yaml",
+        "lightyear-node audit verify --export site-b.jsonl --certificate site-b.crt",
+    ),
+)
 def verify(
     home: HomeOption = Path(),
     peers: PeersChoice = None,
@@ -63,7 +69,7 @@ def verify(
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for each peer.", min=0.1, max=60)
     ] = 5.0,
-    format: ListFormatOption = ListFormat.TABLE,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Follow hashes and signatures to the first record that does not hold; 3 if there is one."""
     from lightyear_node.audit.export import opened
@@ -82,18 +88,13 @@ def verify(
         asked = [_claimed(source, audit, peer, head, keys) for peer, head in held.items()]
     ok = audit.finding is None and all(one["ok"] is not False for one in asked)
     data = {"ok": ok, **_plain(audit), "peers": asked}
-    if format is ListFormat.JSON:
-        print_json(data)
-    elif format is ListFormat.JSONL:
-        print_lines([data])
-    else:
-        _print_audit(where, audit, asked, signatures=bool(keys))
+    show(format, data, lambda: _print_audit(where, audit, asked, signatures=bool(keys)))
     if not ok:
-        raise typer.Exit(EXIT_BAD)
+        raise typer.Exit(EXIT_UNHEALTHY)
 
 
-@audit_app.command("head")
-def head(home: HomeOption = Path(), format: ListFormatOption = ListFormat.TABLE) -> None:
+@audit_app.command("head", epilog=examples("lightyear-node audit head"))
+def head(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
     """The newest signed head: a number and a hash that stand for the whole record before them."""
     from lightyear_node.audit.export import opened
     from lightyear_node.errors import ConfigError
@@ -107,15 +108,16 @@ def head(home: HomeOption = Path(), format: ListFormatOption = ListFormat.TABLE)
     seq = max(heads)
     hash, signature = heads[seq]
     data = {"seq": seq, "hash": hash, "signature": signature}
-    if format is ListFormat.JSON:
-        print_json(data)
-    elif format is ListFormat.JSONL:
-        print_lines([data])
-    else:
-        typer.echo(f"{seq}\t{hash}\t{signature}")
+    show(format, data, lambda: typer.echo(f"{seq}\t{hash}\t{signature}"))
 
 
-@audit_app.command("export")
+@audit_app.command(
+    "export",
+    epilog=examples(
+        "lightyear-node audit export -o site-a.jsonl",
+        "lightyear-node audit export --format csv --from-round 10 -o site-a.csv",
+    ),
+)
 def export_record(
     home: HomeOption = Path(),
     format: Annotated[
@@ -154,11 +156,13 @@ def export_record(
     typer.echo(f"{output}: {count} records", err=True)
 
 
-@audit_app.command("compare")
+@audit_app.command(
+    "compare", epilog=examples("lightyear-node audit compare site-a.jsonl site-b.jsonl")
+)
 def compare(
     first: Annotated[Path, typer.Argument(help="One site's export or state directory.")],
     second: Annotated[Path, typer.Argument(help="Another's.")],
-    format: ListFormatOption = ListFormat.TABLE,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Do two sites' records of the same rounds agree?  Says where they first differ; then 3."""
     from lightyear_node.audit.compare import compare as side_by_side
@@ -174,23 +178,9 @@ def compare(
             hint="give records of the same rounds; each has to reach to the end of a round",
         )
     data = {**asdict(found), "ok": different is None, "first": different and asdict(different)}
-    if format is ListFormat.JSON:
-        print_json(data)
-    elif format is ListFormat.JSONL:
-        print_lines([data])
-    elif different is None:
-        typer.echo(
-            f"{found.sites[0]} and {found.sites[1]} agree: {found.rounds} rounds,"
-            f" {found.updates} updates and {found.heads} heads compared"
-            + (f"; {found.uncovered} are in one record only" if found.uncovered else "")
-        )
-    else:
-        typer.echo(f"they differ: {different.about}")
-        typer.echo(f"  what it means: {different.advice}")
-        if len(found.differences) > 1:
-            typer.echo(f"  and {len(found.differences) - 1} more, in this round or later")
+    show(format, data, lambda: _print_comparison(found))
     if different is not None:
-        raise typer.Exit(EXIT_BAD)
+        raise typer.Exit(EXIT_UNHEALTHY)
 
 
 def _state_in(path: Path) -> Path:
@@ -308,6 +298,21 @@ def _plain(audit: Audit) -> dict[str, Any]:
         "head": {"seq": audit.last_seq, "hash": audit.hash},
         "finding": asdict(audit.finding) if audit.finding else None,
     }
+
+
+def _print_comparison(found: Comparison) -> None:
+    different = found.first
+    if different is None:
+        typer.echo(
+            f"{found.sites[0]} and {found.sites[1]} agree: {found.rounds} rounds,"
+            f" {found.updates} updates and {found.heads} heads compared"
+            + (f"; {found.uncovered} are in one record only" if found.uncovered else "")
+        )
+        return
+    typer.echo(f"they differ: {different.about}")
+    typer.echo(f"  what it means: {different.advice}")
+    if len(found.differences) > 1:
+        typer.echo(f"  and {len(found.differences) - 1} more, in this round or later")
 
 
 def _print_audit(

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightyear_node.cli import app, peers_app
-from lightyear_node.cli.common import Format, FormatOption, HomeOption, PeersOption, print_json
+from lightyear_node.cli import EXIT_UNHEALTHY, app, peers_app
+from lightyear_node.cli.common import (
+    Format,
+    FormatOption,
+    HomeOption,
+    PeersOption,
+    examples,
+    show,
+    unknown_peer,
+)
+from lightyear_node.cli.complete import peer_names
 from lightyear_node.records import Check, Mark, PeerName
 
 if TYPE_CHECKING:
@@ -20,8 +29,6 @@ if TYPE_CHECKING:
     from lightyear_node.home import Home
     from lightyear_node.preflight import OurModel
     from lightyear_node.transport.diagnose import Diagnosis
-
-EXIT_BROKEN = 3
 
 _SIGNS = {
     Mark.HOLDS: ("✓", "green"),
@@ -49,7 +56,9 @@ TimeoutOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(
+    epilog=examples("lightyear-node check", "lightyear-node check --no-model --timeout 10")
+)
 def check(
     home: HomeOption = Path(),
     peers: PeersOption = Path("peers.yaml"),
@@ -74,10 +83,15 @@ def check(
     page.end()
 
 
-@peers_app.command("ping")
+@peers_app.command(
+    "ping", epilog=examples("lightyear-node peers ping", "lightyear-node peers ping site-b")
+)
 def ping(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Sites to ask; everybody when none is named.")
+        list[str] | None,
+        typer.Argument(
+            help="Sites to ask; everybody when none is named.", autocompletion=peer_names
+        ),
     ] = None,
     home: HomeOption = Path(),
     peers: PeersOption = Path("peers.yaml"),
@@ -113,8 +127,7 @@ def _chosen(home: Home, peers: Path, names: Sequence[str]) -> list[PeerName]:
         if name == home.us:
             raise ConfigError(f"{name} is this site itself", hint="name another, or none for all")
         if name not in home.others:
-            known = ", ".join(home.others) or "none, for this site trains alone"
-            raise ConfigError(f"{peers} has no peer `{name}`", hint=f"it has: {known}")
+            raise unknown_peer(str(peers), name, home.others)
     return [peer for peer in home.others if not names or peer in names]
 
 
@@ -179,9 +192,10 @@ class _Page:
 
         from rich.console import Console
 
-        self._json = format is Format.JSON
-        # For a program that reads the JSON, a person at the terminal may still watch.
-        self._console = Console(stderr=self._json, quiet=self._json and not sys.stderr.isatty())
+        self._format = format
+        # Besides a program that reads JSON, a person at the terminal may still watch.
+        aside = format is not Format.TABLE
+        self._console = Console(stderr=aside, quiet=aside and not sys.stderr.isatty())
         self._status = self._console.status("")
         self._checks: list[Check] = []
         self._waiting: list[PeerName] = []
@@ -190,7 +204,9 @@ class _Page:
 
     def wait(self, what: str) -> None:
         """A moving line at a terminal; elsewhere the lines that appear are all."""
-        if self._console.is_terminal:
+        from lightyear_node.observe.words import drawable
+
+        if drawable(self._console):
             self._status.update(f"{what} …")
             self._status.start()
 
@@ -250,16 +266,14 @@ class _Page:
         """Print what a program wants to read, and end with 3 if something is broken."""
         broken = any(check.mark is Mark.BROKEN for check in self._checks)
         broken = broken or any(diagnosis.broken for diagnosis in self.diagnoses)
-        if self._json:
-            print_json(
-                {
-                    "ok": not broken,
-                    "checks": [asdict(check) for check in self._checks],
-                    "peers": [_plain(diagnosis) for diagnosis in self.diagnoses],
-                }
-            )
+        data = {
+            "ok": not broken,
+            "checks": [asdict(check) for check in self._checks],
+            "peers": [_plain(diagnosis) for diagnosis in self.diagnoses],
+        }
+        show(self._format, data, lambda: None)  # people have seen it already
         if broken:
-            raise typer.Exit(EXIT_BROKEN)
+            raise typer.Exit(EXIT_UNHEALTHY)
 
     def _print(self, line: Text) -> None:
         # A line that is too long for the terminal is wrapped there; in a file it stays one.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lightyear_node.cli import app
-from lightyear_node.cli.common import Format, FormatOption, print_json
+from lightyear_node.cli.common import Format, FormatOption, examples, show
 
 
 class Malfunction(StrEnum):
@@ -20,7 +20,12 @@ class Malfunction(StrEnum):
     NONE = "none"
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "lightyear-node demo",
+        "lightyear-node demo --malfunction ana --bad 2 --rounds 12 --keep demo",
+    )
+)
 def demo(
     sites: Annotated[int, typer.Option(help="How many sites.", min=2, max=16)] = 5,
     rounds: Annotated[int, typer.Option(help="How many rounds.", min=1, max=1000)] = 8,
@@ -48,7 +53,4 @@ def demo(
         view=not no_view,
     )
     results = run(options)
-    if format is Format.JSON:
-        print_json(results.to_plain())
-    else:
-        print_summary(results)
+    show(format, results.to_plain(), lambda: print_summary(results))

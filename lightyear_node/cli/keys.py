@@ -1,4 +1,4 @@
-"""`init`, `id` and `peers`: who we are, and who the others are."""
+"""`init` and `id`: who we are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightyear_node.cli import app, peers_app
-from lightyear_node.cli.common import Format, FormatOption, HomeOption, PeersOption, print_json
+from lightyear_node.cli import app
+from lightyear_node.cli.common import Format, FormatOption, HomeOption, examples, show
 
 if TYPE_CHECKING:
     from lightyear_node.config import Site
@@ -32,7 +32,12 @@ _NOT_REACHED = """\
 address: null      # nobody can reach this site: it opens all connections itself"""
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "lightyear-node init site-a --name site-a --address fl.a.example.org:7443",
+        "lightyear-node init site-b --name site-b --address none",
+    )
+)
 def init(
     directory: Annotated[Path, typer.Argument(help="Folder to make, one per site.")],
     name: Annotated[str, typer.Option(help="The site's name, for example site-a.")],
@@ -53,6 +58,7 @@ def init(
             show_default="127.0.0.1, --address's port + 2021: 9464 for 7443",
         ),
     ] = None,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Make a site's keys and settings.  The private keys never leave this folder."""
     from datetime import UTC, datetime
@@ -77,7 +83,13 @@ def init(
     identity.save(directory / "keys")
     text = _NODE_YAML.format(reached=reached, http=http)
     settings.write_text(text, encoding="utf-8")
-    typer.echo(f"{identity.name} {identity.fingerprint}")
+    data = {
+        "name": identity.name,
+        "fingerprint": identity.fingerprint,
+        "directory": str(directory),
+        "expires": identity.certificate.expires.isoformat(),
+    }
+    show(format, data, lambda: typer.echo(f"{identity.name} {identity.fingerprint}"))
     typer.echo(
         f"Made {directory}: keys/ (keep it secret) and {NODE_FILE}.\n"
         f"Next: cd {directory}; `lightyear-node id` prints the line the other sites need.",
@@ -104,7 +116,7 @@ def own_address(home: Path, site: Site) -> str | None:
     return site.address
 
 
-@app.command("id")
+@app.command("id", epilog=examples("lightyear-node id", "lightyear-node id --home site-a"))
 def show_id(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
     """Print this site's join line, which the others give to `peers add`."""
     from lightyear_node.config import NODE_FILE, load_site
@@ -113,74 +125,11 @@ def show_id(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> N
     site = load_site(home / NODE_FILE, os.environ)
     identity = Identity.load(home / site.keys_dir)
     line = join_line(identity, own_address(home, site))
-    if format is Format.JSON:
-        data = {
-            "name": identity.name,
-            "fingerprint": identity.fingerprint,
-            "address": site.address,
-            "expires": identity.certificate.expires.isoformat(),
-            "join": line,
-        }
-        print_json(data)
-    else:
-        typer.echo(line)
-
-
-@peers_app.command("add")
-def add(
-    join: Annotated[list[str], typer.Argument(help="Join lines, as `lightyear-node id` prints.")],
-    peers: PeersOption = Path("peers.yaml"),
-    federation: Annotated[
-        str | None, typer.Option(help="The federation's name, when the file is begun.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds to run.", min=1)] = None,
-) -> None:
-    """Add sites to peers.yaml, or begin it.  Give every site the same file.
-
-    A new certificate of a site that is there already is added beside the old one.
-    """
-    from lightyear_node.identity import parse_join_line
-    from lightyear_node.peers_file import add_peers
-
-    sites = [parse_join_line(line) for line in join]
-    agreement = add_peers(peers, sites, federation, rounds)
-    names = ", ".join(peer.name for peer in agreement.peers)
-    typer.echo(f"{peers}: federation {agreement.federation} with {names}", err=True)
-    for site in sites:
-        typer.echo(f"{site.name} {site.certificate.fingerprint}")
-
-
-@peers_app.command("remove")
-def remove(
-    name: Annotated[str, typer.Argument(help="The site, by its name in peers.yaml.")],
-    fingerprint: Annotated[
-        str | None,
-        typer.Option(help="Remove only this one of its two certificates: SHA256:…"),
-    ] = None,
-    peers: PeersOption = Path("peers.yaml"),
-) -> None:
-    """Remove a site from peers.yaml, or its old certificate.  Running nodes act on it at once."""
-    from lightyear_node.peers_file import remove_peer
-
-    agreement = remove_peer(peers, name, fingerprint)
-    names = ", ".join(peer.name for peer in agreement.peers) or "nobody"
-    typer.echo(f"{peers}: federation {agreement.federation} with {names}", err=True)
-
-
-@peers_app.command("list")
-def list_peers(
-    peers: PeersOption = Path("peers.yaml"), format: FormatOption = Format.TABLE
-) -> None:
-    """Show who is in peers.yaml."""
-    from lightyear_node.config import load_agreement
-
-    agreement = load_agreement(peers)
-    rows = [
-        {"name": peer.name, "address": peer.address, "fingerprint": list(peer.fingerprint)}
-        for peer in agreement.peers
-    ]
-    if format is Format.JSON:
-        print_json({"federation": agreement.federation, "peers": rows})
-        return
-    for peer in agreement.peers:
-        typer.echo(f"{peer.name}\t{peer.address or 'it calls us'}\t{' '.join(peer.fingerprint)}")
+    data = {
+        "name": identity.name,
+        "fingerprint": identity.fingerprint,
+        "address": site.address,
+        "expires": identity.certificate.expires.isoformat(),
+        "join": line,
+    }
+    show(format, data, lambda: typer.echo(line))

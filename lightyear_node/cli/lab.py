@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lightyear_node.cli import app
-from lightyear_node.cli.common import Format, FormatOption, print_json
+from lightyear_node.cli import EXIT_FAILED, app
+from lightyear_node.cli.common import Format, FormatOption, examples, show
 
 DataOption = Annotated[
     Path | None,
@@ -20,7 +20,12 @@ DataOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "lightyear-node experiment suite.yaml --out results",
+        "lightyear-node experiment suite.yaml --out results --resume",
+    )
+)
 def experiment(
     suite: Annotated[Path, typer.Argument(help="What to run: a suite file (YAML).")],
     out: Annotated[Path, typer.Option(help="Folder of the results.")],
@@ -40,24 +45,20 @@ def experiment(
 
     Ends with 1 if a job has failed; interrupted, with 130: what is finished is kept.
     """
-    from lightyear_node.lab.digest import print_outcome
+    from lightyear_node.lab.digest import cells, print_outcome
     from lightyear_node.lab.experiment import Options, run
 
     options = Options(
         suite=suite, out=out, resume=resume, jobs=jobs, data=data, only=only, view=not no_view
     )
     outcome = run(options)
-    if format is Format.JSON:
-        from lightyear_node.lab.digest import cells
-
-        print_json({**outcome.to_plain(), "scores": cells(out) if outcome.page else []})
-    else:
-        print_outcome(outcome)
+    found = {**outcome.to_plain(), "scores": cells(out) if outcome.page else []}
+    show(format, found, lambda: print_outcome(outcome))
     if outcome.failures:
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
+@app.command(epilog=examples("lightyear-node report results"))
 def report(
     directory: Annotated[Path, typer.Argument(help="Folder of an experiment's results.")],
     format: FormatOption = Format.TABLE,
@@ -66,13 +67,16 @@ def report(
     from lightyear_node.lab.publish import publish
 
     page = publish(directory)
-    if format is Format.JSON:
-        print_json({"report": str(page)})
-    else:
-        typer.echo(str(page))
+    show(format, {"report": str(page)}, lambda: typer.echo(str(page)))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "lightyear-node simulate",
+        "lightyear-node simulate --rule krum --malfunction ana --bad 2 --rounds 20",
+        "lightyear-node simulate --task my_package.tasks:build --arg data_root=/data",
+    )
+)
 def simulate(
     task: Annotated[str, typer.Option(help="A built-in task, or `module:function`.")] = "digits",
     data: DataOption = None,
@@ -118,10 +122,7 @@ def simulate(
         seed=seed,
     )
     trial = run(options)
-    if format is Format.JSON:
-        print_json(trial.to_plain())
-    else:
-        print_table(trial)
+    show(format, trial.to_plain(), lambda: print_table(trial))
 
 
 def _pairs(flag: str, given: list[str] | None) -> dict[str, Any]:

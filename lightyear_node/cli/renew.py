@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lightyear_node.cli import app
-from lightyear_node.cli.common import Format, FormatOption, HomeOption, print_json
+from lightyear_node.cli.common import Format, FormatOption, HomeOption, examples, show
 
 if TYPE_CHECKING:
     from lightyear_node.config import Agreement, Site
     from lightyear_node.identity import Identity
 
 
-@app.command()
+@app.command(epilog=examples("lightyear-node renew", "lightyear-node renew --activate"))
 def renew(
     home: HomeOption = Path(),
     peers: Annotated[
@@ -60,10 +60,8 @@ def _prepare(
     already = renewal.prepared(keys_dir) is not None
     renewed = renewal.prepare(keys_dir, datetime.now(UTC))
     line = join_line(renewed, address)
-    if format is Format.JSON:
-        print_json({**_about(renewed), "address": address, "already": already, "join": line})
-        return
-    typer.echo(line)
+    data = {**_about(renewed), "address": address, "already": already, "join": line}
+    show(format, data, lambda: typer.echo(line))
     typer.echo(
         f"{'Already prepared' if already else 'Prepared'}: {renewed.fingerprint},"
         f" valid until {renewed.certificate.expires:%Y-%m-%d}.\n"
@@ -84,10 +82,8 @@ def _activate(
     if renewed is not None and agreement is not None:
         renewal.check_listed(renewed, agreement, peers_file)
     renewed = renewal.activate(keys_dir)
-    if format is Format.JSON:
-        print_json({**_about(renewed), "checked": agreement is not None})
-        return
-    typer.echo(f"{renewed.name} {renewed.fingerprint}")
+    data = {**_about(renewed), "checked": agreement is not None}
+    show(format, data, lambda: typer.echo(f"{renewed.name} {renewed.fingerprint}"))
     unchecked = "" if agreement is not None else f" {peers_file} is not here: nothing was compared."
     old = before.fingerprint if before.fingerprint != renewed.fingerprint else "OLD"
     typer.echo(

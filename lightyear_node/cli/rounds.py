@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,21 +10,21 @@ import typer
 
 from lightyear_node.cli import app, rounds_app
 from lightyear_node.cli.common import (
+    Format,
+    FormatOption,
     HomeOption,
-    ListFormat,
-    ListFormatOption,
-    print_json,
-    print_lines,
+    console,
+    examples,
+    show,
     state_dir_of,
 )
+from lightyear_node.cli.complete import peer_names, round_numbers
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lightyear_node.audit.rounds import RoundEntry
 
-WIDTH = 160
-"""Of tables that are not printed to a terminal."""
 _FATES = {
     "accepted": ("✓ accepted", "green"),
     "rejected": ("✗ rejected", "red"),
@@ -32,60 +32,54 @@ _FATES = {
 }
 
 
-@rounds_app.command("list")
-def list_rounds(home: HomeOption = Path(), format: ListFormatOption = ListFormat.TABLE) -> None:
+@rounds_app.command("list", epilog=examples("lightyear-node rounds list"))
+def list_rounds(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
     """Every recorded round: when and how it ended, and how many updates were merged."""
-    from rich.table import Table
-
-    entries = [entry.summary() for entry in _recorded(home).values()]
-    if format is ListFormat.JSONL:
-        print_lines(entries)
-    elif format is ListFormat.JSON:
-        print_json(entries)
-    else:
-        table = Table("round", "time", "state", "closed", "✓", "✗", "–", "model", box=None)
-        table.add_column("before → after merging")
-        for entry in entries:
-            names = ("round", "time", "state", "cause", "accepted", "rejected", "missing")
-            cells = ["" if entry[name] is None else str(entry[name]) for name in names]
-            table.add_row(*cells, (entry["model"] or "")[:12], _change(entry))
-        _console().print(table)
+    entries = [entry.summary() for entry in recorded(home).values()]
+    show(format, entries, lambda: _list(entries), rows=entries)
 
 
-@rounds_app.command("show")
-def show(
-    number: Annotated[int, typer.Argument(help="The round, counted from 0.", min=0)],
+@rounds_app.command("show", epilog=examples("lightyear-node rounds show 7"))
+def show_round(
+    number: Annotated[
+        int,
+        typer.Argument(help="The round, counted from 0.", min=0, autocompletion=round_numbers),
+    ],
     home: HomeOption = Path(),
-    format: ListFormatOption = ListFormat.TABLE,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """One round: our own update, every peer's verdict, and what was merged."""
     from lightyear_node.audit.rounds import the_round
 
-    entry = the_round(_recorded(home), number)
-    if format is not ListFormat.TABLE:
-        _print_one(entry.to_plain(), format)
-        return
-    _show(_console(), entry)
+    entry = the_round(recorded(home), number)
+    show(format, entry.to_plain(), lambda: _show(console(), entry))
 
 
-@app.command()
+@app.command(epilog=examples("lightyear-node explain --round 7 --peer site-b"))
 def explain(
-    round: Annotated[int, typer.Option("--round", help="The round, counted from 0.", min=0)],
-    peer: Annotated[str, typer.Option("--peer", help="The site, by its name in peers.yaml.")],
+    round: Annotated[
+        int,
+        typer.Option(
+            "--round", help="The round, counted from 0.", min=0, autocompletion=round_numbers
+        ),
+    ],
+    peer: Annotated[
+        str,
+        typer.Option(
+            "--peer", help="The site, by its name in peers.yaml.", autocompletion=peer_names
+        ),
+    ],
     home: HomeOption = Path(),
-    format: ListFormatOption = ListFormat.TABLE,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Why a peer's update was used in a round, or was not: every number beside its limit."""
     from lightyear_node.audit.rounds import explained, the_round
 
-    data = explained(the_round(_recorded(home), round), peer)
-    if format is not ListFormat.TABLE:
-        _print_one(data, format)
-        return
-    _explain(_console(), data)
+    data = explained(the_round(recorded(home), round), peer)
+    show(format, data, lambda: _explain(console(), data))
 
 
-def _recorded(home: Path) -> dict[int, RoundEntry]:
+def recorded(home: Path) -> dict[int, RoundEntry]:
     """What is sound of the record: what somebody has altered is not told as if it had happened."""
     from lightyear_node.audit.export import opened
     from lightyear_node.audit.rounds import rounds_of
@@ -102,6 +96,18 @@ def _recorded(home: Path) -> dict[int, RoundEntry]:
             err=True,
         )
     return rounds_of(rows)
+
+
+def _list(entries: Sequence[Mapping[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("round", "time", "state", "closed", "✓", "✗", "–", "model", box=None)
+    table.add_column("before → after merging")
+    for entry in entries:
+        names = ("round", "time", "state", "cause", "accepted", "rejected", "missing")
+        cells = ["" if entry[name] is None else str(entry[name]) for name in names]
+        table.add_row(*cells, (entry["model"] or "")[:12], _change(entry))
+    console().print(table)
 
 
 def _show(console: Console, entry: RoundEntry) -> None:
@@ -164,22 +170,6 @@ def _explain(console: Console, data: Mapping[str, Any]) -> None:
     _line(console, "model", data["model"] or "not merged yet")
     records = ", ".join(f"{kind} {seq}" for kind, seq in data["records"].items())
     _line(console, "records", f"{records}; {data['time']}")
-
-
-def _print_one(data: Mapping[str, Any], format: ListFormat) -> None:
-    if format is ListFormat.JSON:
-        print_json(data)
-    else:
-        print_lines([data])
-
-
-def _console() -> Console:
-    import sys
-
-    from rich.console import Console
-
-    # A file or a program gets whole lines; a terminal has its own width.
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def _title(console: Console, name: str, about: str) -> None:

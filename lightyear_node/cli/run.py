@@ -9,10 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from lightyear_node.cli import app
-from lightyear_node.cli.common import HomeOption
+from lightyear_node.cli.common import HomeOption, examples
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "lightyear-node start --peers peers.yaml",
+        "lightyear-node start --peers peers.yaml --task my_package.tasks:build",
+        "lightyear-node start --peers peers.yaml --log-format json",
+    )
+)
 def start(
     peers: Annotated[Path, typer.Option("--peers", help="The federation's peers.yaml.")],
     home: HomeOption = Path(),

@@ -2,95 +2,79 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
 
-from lightyear_node.cli import app
-from lightyear_node.cli.common import Format, FormatOption, HomeOption, print_json, state_dir_of
+from lightyear_node.cli import EXIT_UNHEALTHY, app
+from lightyear_node.cli.common import (
+    Format,
+    FormatOption,
+    HomeOption,
+    console,
+    examples,
+    show,
+    state_dir_of,
+)
+from lightyear_node.cli.pictures import Status, picture
 
-_MARKS = {"accepted": "✓ accepted", "rejected": "✗ rejected", "missing": "– missing"}
 
+@app.command(
+    epilog=examples(
+        "lightyear-node status",
+        "lightyear-node status --watch",
+        "lightyear-node status --watch --format jsonl >> status.jsonl",
+    )
+)
+def status(
+    home: HomeOption = Path(),
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on, and show what changes, until q or Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two looks of --watch.", min=0.1, max=3600)
+    ] = 1.0,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Round, phase and every peer's last verdict, from the node that runs here.
 
-@app.command()
-def status(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
-    """Round, phase and every peer's last verdict, from the node that runs here."""
+    With --watch a picture on a terminal, and elsewhere a line for every change.  It stays when the
+    node ends, and goes on when it is started again.
+    """
     from lightyear_node.observe.admin import ask
 
-    answer = ask(state_dir_of(home), "status")
-    if format is Format.JSON:
-        print_json(answer)
-    else:
-        _print_status(answer)
+    state_dir = state_dir_of(home)
+    if watch:
+        from lightyear_node.cli.follow import follow
+
+        follow(state_dir, format, interval)
+        return
+    answer = ask(state_dir, "status")
+    show(format, answer, lambda: _print_status(answer))
 
 
-@app.command()
-def health(home: HomeOption = Path()) -> None:
+@app.command(epilog=examples("lightyear-node health", "lightyear-node health --format json"))
+def health(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
     """Exit 0 if the node that runs here is ready, 3 if it is not; says why."""
     from lightyear_node.observe.admin import ask
 
     problems = ask(state_dir_of(home), "health")
+    data = {"ready": not problems, "problems": problems}
+    show(format, data, lambda: _print_health(problems))
+    if problems:
+        raise typer.Exit(EXIT_UNHEALTHY)
+
+
+def _print_health(problems: Sequence[str]) -> None:
     for problem in problems:
         typer.echo(problem, err=True)
-    if problems:
-        raise typer.Exit(3)
-    typer.echo("ready")
+    if not problems:
+        typer.echo("ready")
 
 
-def _print_status(answer: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(file=sys.stdout)
-    console.print(
-        f"[bold]{answer['name']}[/] in [bold]{answer['federation']}[/]:"
-        f" round {min(answer['round'] + 1, answer['rounds'])} of {answer['rounds']},"
-        f" {answer['phase']}",
-        highlight=False,
-    )
-    console.print(Text(answer["waiting"]))
-    for mark in ("blocked", "quarantined"):
-        if answer[mark]:
-            console.print(Text(f"{mark}: {', '.join(answer[mark])}", style="red"))
-    if answer["disk"]["problem"]:
-        console.print(Text(f"NOT READY: {answer['disk']['problem']}", style="red"))
-    table = Table("peer", "state", "round", "verdict", "reason", "agreement", box=None)
-    colours = {"accepted": "green", "rejected": "red", "missing": "yellow"}
-    for peer in answer["peers"]:
-        verdict = peer["verdict"]
-        table.add_row(
-            peer["name"],
-            Text(_state(peer)),
-            "" if peer["round"] is None else str(peer["round"]),
-            Text(_MARKS.get(verdict, ""), style=colours.get(verdict, "")),
-            peer["reason"] or "",
-            "" if peer["agreement"] is None else f"{peer['agreement']:.3f}",
-        )
-    console.print(table)
-    if answer["harm"] and answer["harm"]["dropped"]:
-        from lightyear_node.records import Harm
-
-        harm = Harm.from_plain(answer["harm"])
-        console.print(Text(f"last round: {harm.in_words()}", "yellow"))
-    moved = answer["bytes"]
-    console.print(
-        f"received {_mib(moved['wire'])} for {_mib(moved['raw'])} of weights,"
-        f" sent {_mib(moved['wire_sent'])};"
-        f" our certificate ends on {answer['certificate_expires'][:10]}",
-        highlight=False,
-    )
-
-
-def _state(peer: dict[str, Any]) -> str:
-    words = [peer["state"] + (f": {peer['about']}" if peer["about"] else "")]
-    words += [f"left out {peer['left_out']} times"] if peer["left_out"] else []
-    words += [peer["differs"]] if peer["differs"] else []
-    words += [f"of ours it says: {peer['opinion']}"] if peer["opinion"] else []
-    return "; ".join(words)
-
-
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
+def _print_status(answer: Status) -> None:
+    out = console()
+    for part in picture(answer):
+        out.print(part)

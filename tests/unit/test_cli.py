@@ -79,8 +79,10 @@ def test_peers_list_in_both_formats(homes: Path) -> None:
     document = json.loads(listed.stdout)
     assert (document["schema_version"], document["status"]) == ("1", "ok")
     assert [peer["name"] for peer in document["data"]["peers"]] == ["site-a", "site-b"]
-    table = run("peers", "list", cwd=homes).stdout.splitlines()
-    assert [line.split("\t")[0] for line in table] == ["site-a", "site-b"]
+    table = run("peers", "list", cwd=homes)
+    names = [line.split()[0] for line in table.stdout.splitlines()]
+    assert names == ["peer", "site-a", "site-b"]
+    assert "no node runs here" in table.stderr
 
 
 def test_a_new_certificate_of_a_site_is_pinned_beside_the_old_one(
