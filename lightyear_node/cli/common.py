@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,7 +93,7 @@ def print_error(message: str, hint: str | None, exit_code: int) -> None:
 def asked_format(arguments: Sequence[str]) -> Format:
     """Also of arguments that cannot be parsed, since somebody reads the error, too."""
     found = Format.TABLE
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
         value = value if equals else following
         if name == "--format" and value in list(Format):

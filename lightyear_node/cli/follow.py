@@ -80,8 +80,10 @@ def facts(look: Look) -> dict[str, str]:
     status = look.status
     if status is None:
         return {"node": _gone(look)}
-    waiting = re.sub(r",? ?\b[a-z ]*[\d.]+ s\b( at the latest)?", "", status["waiting"])
-    found = {"node": f"{headline(status)}: {waiting}"}
+    # Counting down is not news, nor is the phase that the headline has named.
+    waiting = re.sub(r"[\d.]+ s\b", "… s", re.sub(r"^round \d+: ", "", status["waiting"]))
+    more = f", {waiting}" if waiting != status["phase"] else ""
+    found = {"node": headline(status) + more}
     for mark in ("blocked", "quarantined", "problems"):
         if status.get(mark):
             name = "NOT READY" if mark == "problems" else mark
@@ -127,13 +129,14 @@ def _draw(out: Console, looking: Iterator[Look]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    last: list[RenderableType] = []
+    last = ""
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as screen:
         for look in looking:
             if look.status is None:
-                parts = [Text(_gone(look), "bold yellow"), *last]
+                parts: list[RenderableType] = [Text(_gone(look), "bold yellow"), Text(last)]
             else:
-                parts = last = list(picture(look.status, bars=True))
+                parts = list(picture(look.status, bars=True))
+                last = f"last seen: {headline(look.status)}"
             now = datetime.now().astimezone()
             footer = Text(
                 f"{now:%H:%M:%S}   {QUIT.decode()} or Ctrl-C ends this; the node goes on", "dim"

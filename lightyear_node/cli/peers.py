@@ -277,7 +277,7 @@ def _show(data: Mapping[str, Any]) -> None:
         _show_seen(data, line)
     judged = data["judged"]
     if judged is not None and judged["last"]:
-        line("judged", ", ".join(f"{judged[fate]} times {fate}" for fate in MARKS))
+        line("judged", ", ".join(f"{judged[fate]} × {fate}" for fate in MARKS))
         last = judged["last"]
         line("last", f"round {last['round']}: {last['fate']} ({last['reason']})")
         line("why", f"lightyear-node explain --round {last['round']} --peer {data['name']}")

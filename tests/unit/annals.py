@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lightyear_node.barrier import Cause, Decision, Memory
-from lightyear_node.identity import Identity, make_identity
+from lightyear_node.identity import Identity, Joined, make_identity
 from lightyear_node.journal import Journal
 from lightyear_node.ledger import Ledger, Work
+from lightyear_node.peers_file import add_peers
 from lightyear_node.records import (
     Digest,
     Generation,
@@ -142,3 +143,16 @@ def alter(path: Path, *statements: str) -> None:
             db.execute(statement)
     finally:
         db.close()
+
+
+def a_federation(folder: Path) -> Path:
+    """Three sites with some rounds behind them, none of which runs; each has the peers.yaml."""
+    for site in three_sites(folder).values():
+        site.close()
+    joined = [
+        Joined(name, f"127.0.0.1:{port}", identity.certificate)
+        for port, (name, identity) in enumerate(IDENTITIES.items(), start=7443)
+    ]
+    for place in (folder, *(folder / name for name in NAMES)):
+        add_peers(place / "peers.yaml", joined, FEDERATION)
+    return folder
