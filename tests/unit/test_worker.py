@@ -117,6 +117,35 @@ def test_a_round_of_training_and_its_progress(tmp_path: Path) -> None:
     assert seen[-1] == ("train", 2, 2)
 
 
+def test_judging_says_how_many_peers_are_done(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    async def use(worker: Worker) -> None:
+        await worker.open()
+        await worker.call("initial", **initial_arguments(tmp_path))
+        await worker.call("train", **train_arguments(tmp_path))
+        own = str(tmp_path / "own")
+        peers = [
+            {"peer": f"site-{letter}", "path": own, "samples": 8, "digest": "0" * 64}
+            for letter in "bcd"
+        ]
+        answer = await worker.call(
+            "judge",
+            round=0,
+            own=own,
+            before=str(tmp_path / "base"),
+            carry=str(tmp_path / "carry"),
+            peers=peers,
+            state={},
+        )
+        assert len(answer["verdicts"]) == 3
+
+    with_worker(tmp_path, use, on_progress=lambda *told: seen.append(told))
+    judged = [(done, total) for job, done, total in seen if job == "judge"]
+    assert judged == sorted(judged)
+    assert judged[-1] == (3, 3)
+
+
 def test_training_again_from_the_same_files_gives_the_same_bytes(tmp_path: Path) -> None:
     """What a restart after a crash relies on, with the optimizer's state taken from its file."""
 
