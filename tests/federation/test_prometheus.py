@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 from asking import DEADLINE_S, PATIENT, A, B, C, LayOut
 from needs import need
-from prometheus_server import PrometheusServer, hurried, missing, scraping
 
 from lightyear_node.config import Malfunction
 from lightyear_node.lab.federation import Federation, package_environment
 from lightyear_node.records import PeerName
+from tests.federation.prometheus_server import PrometheusServer, hurried, missing, scraping
+from tests.pictures import panels
+from tests.pictures.dashboard import Span, answers
 from tests.unit.deploy.board import filled_in, panel
 from tests.unit.deploy.commands import only_reads
 
@@ -23,6 +26,8 @@ D = PeerName("site-d")
 REJECTED = "LightyearPeerRejected"
 ROUNDS = 500
 """More than there is time for: in a federation that is done, nobody is alarmed any more."""
+FAULTS_ONLY = {"Authentication failures", "Merges that would have done harm", "Transfer errors"}
+"""The board's panels that are empty as long as all is well."""
 REJECTED_SHOWN = 2
 """What the board's timeline shows as rejected."""
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
@@ -58,6 +63,7 @@ def test_the_malfunctioning_site_is_alerted_on_and_nobody_else(watched: Watched)
     check_words(prometheus)
     check_rules(prometheus)
     check_timeline(prometheus)
+    check_picture(prometheus)
 
 
 def check_series(prometheus: PrometheusServer) -> None:
@@ -96,6 +102,13 @@ def check_timeline(prometheus: PrometheusServer) -> None:
     shown = prometheus.now(filled_in(target["expr"], values))
     about_it = {value for labels, value in shown.items() if dict(labels)["peer"] == D}
     assert about_it == {float(REJECTED_SHOWN)}
+
+
+def check_picture(prometheus: PrometheusServer) -> None:
+    """Every panel that should have something to show has, and can be drawn as in the docs."""
+    found = answers(prometheus, Span(time.time() - 2 * DEADLINE_S, time.time()))
+    assert {title for title, series in found.items() if not series} <= FAULTS_ONLY
+    assert panels.draw(found, "").startswith(b"\x89PNG")
 
 
 def test_every_command_of_the_runbooks_answers(watched: Watched) -> None:

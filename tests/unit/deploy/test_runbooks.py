@@ -13,6 +13,7 @@ import typer
 import yaml
 
 import lightyear_node.cli
+from lightyear_node.config import Site
 from tests.unit.deploy.commands import commands_in, only_reads
 from tests.unit.deploy.promtool import ALERTS, DOCS
 
@@ -87,3 +88,10 @@ def test_every_page_has_one_form(page: Path) -> None:
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_settings_on_the_page_exist() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / "grafana.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        Site.model_validate(yaml.safe_load(block))
