@@ -73,12 +73,19 @@ class Fate(StrEnum):
 
 
 _NOTHING_CAME = frozenset(
-    {Reason.UNREACHABLE, Reason.TIMEOUT, Reason.TRUNCATED, Reason.STALE_ROUND, Reason.DISK_FULL}
+    {
+        Reason.UNREACHABLE,
+        Reason.TIMEOUT,
+        Reason.TRUNCATED,
+        Reason.STALE_ROUND,
+        Reason.UNCONFIRMED,
+        Reason.DISK_FULL,
+    }
 )
 
 
 def fate(accepted: bool, reason: str) -> Fate:
-    """Nobody is rejected for what never arrived, or had been used before."""
+    """Nobody is rejected for what never arrived, had been used before, or too few have seen."""
     if accepted:
         return Fate.ACCEPTED
     return Fate.MISSING if reason in _NOTHING_CAME else Fate.REJECTED
