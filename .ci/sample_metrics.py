@@ -1,10 +1,13 @@
-"""Prints the metrics of a node that has not started, for `promtool check metrics`."""
+"""Prints the metrics of a node to which everything has happened, for `promtool check metrics`."""
+
+import sys
+from pathlib import Path
 
 from prometheus_client import generate_latest
 
-from lightyear_node.barrier import Phase
-from lightyear_node.observe.metrics import Metrics
-from lightyear_node.records import PeerName
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.unit.happenings import everything_happens, observer
 
-metrics = Metrics([PeerName("site-b"), PeerName("site-c")], list(Phase), "0", 20)
-print(generate_latest(metrics.registry).decode(), end="")
+watched = observer()
+everything_happens(watched, accuracy=0.9)
+print(generate_latest(watched.metrics.registry).decode(), end="")

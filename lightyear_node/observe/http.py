@@ -33,7 +33,7 @@ UNREAD_BYTES_MAX = 64 << 10
 UNREAD_S = 0.5
 """How much of what follows a bad request, and for how long, is taken in and thrown away: hanging up
 on it would take the answer back."""
-METRICS_SHARE_MAX = 0.01
+METRICS_SHARE_MAX = 0.005
 """Of a core: writing the metrics down takes no more, however often they are asked for..."""
 METRICS_AGE_MAX_S = 1.0
 """...unless what is told would be older than this."""

@@ -38,15 +38,29 @@ DENIALS = (
 )
 RESTARTS = ("died", "silent", "failed")
 
+_OF_JUDGING = frozenset(
+    {
+        *(Reason.OK, Reason.CAUGHT_UP, Reason.AGREEMENT_BELOW_TAU, Reason.TOO_FAR),
+        *(Reason.LOSS_REGRET, Reason.OUTLIER, Reason.OTHER_CLUSTER, Reason.NOT_SELECTED),
+        *(Reason.REFUSED_BY_RULE, Reason.NONFINITE, Reason.DOMAIN, Reason.UNSCORED),
+    }
+)
+"""What nobody is refused for before its model is here."""
+_REFUSALS = [reason for reason in Reason if reason not in _OF_JUDGING]
 _VERDICTS = [(fate(reason in (Reason.OK, Reason.CAUGHT_UP), reason), reason) for reason in Reason]
 # What was wrong with bytes that have arrived only the receiver can say.
-_TRANSFER_ERRORS = [(RECEIVED, reason) for reason in Reason if reason is not Reason.OK]
+_TRANSFER_ERRORS = [(RECEIVED, reason) for reason in _REFUSALS]
 _TRANSFER_ERRORS += [(SENT, Reason.TIMEOUT), (SENT, Reason.TRUNCATED)]
 
 # A second series for every counter, saying when it was created: noise to everybody but OpenMetrics.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 M = TypeVar("M", Counter, Gauge, Histogram)
+
+
+def refusal(reason: Reason) -> Reason:
+    """As what a refusal is counted: a peer may claim any reason when it refuses us."""
+    return Reason.MALFORMED if reason in _OF_JUDGING else reason
 
 
 class Outcome(StrEnum):
@@ -203,9 +217,11 @@ class Metrics:
         )
 
     def _define_trust(self) -> None:
-        reasons = [(reason,) for reason in Reason if reason is not Reason.OK]
         self.refusals = self._peer_counter(
-            "peer_refusals", "What the peer said and was refused for.", ("reason",), reasons
+            "peer_refusals",
+            "What the peer said and was refused for.",
+            ("reason",),
+            [(reason,) for reason in _REFUSALS],
         )
         self.denials = self._peer_counter(
             "peer_calls_denied",

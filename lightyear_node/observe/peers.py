@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightyear_node.observe.metrics import RECEIVED, SENT, STRANGERS, Metrics
+from lightyear_node.observe.metrics import RECEIVED, SENT, STRANGERS, Metrics, refusal
 from lightyear_node.records import Fate, Opinion, PeerName, Reason, Transfer
 
 ONE_WAY = "one-way"
@@ -166,7 +166,7 @@ class PeersObserver:
     def refused(self, peer: PeerName, reason: Reason, about: str) -> None:
         """Something this peer sent, or is, cannot be used."""
         self._peer_is(peer, "refused", about)
-        self.metrics.refusals.of(peer, reason).inc()
+        self.metrics.refusals.of(peer, refusal(reason)).inc()
 
     def differs(self, peer: PeerName, about: Sequence[str]) -> None:
         """Not an obstacle, but somebody should look; nothing, if all is equal again."""
@@ -199,7 +199,7 @@ class PeersObserver:
         self.metrics.transfer_duration.labels(direction).observe(transfer.seconds)
 
     def transfer_failed(self, peer: PeerName, reason: Reason, about: str) -> None:
-        self.metrics.transfer_errors.of(peer, RECEIVED, reason).inc()
+        self.metrics.transfer_errors.of(peer, RECEIVED, refusal(reason)).inc()
         if reason is Reason.DISK_FULL:
             return  # our own trouble, which is told once and not for every attempt
         text = "the update of %s did not arrive: %s"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from lightyear_node.audit.checkup import problem_with
 from lightyear_node.audit.verify import Audit, claim, verify
 from lightyear_node.errors import JournalCorrupt
 from lightyear_node.journal import Journal, reading
@@ -92,6 +93,21 @@ def set_value(path: Path, table: str, column: str, seq: int, value: Any) -> None
     finally:
         db.close()
     assume(repr(content(path)) != repr(before))
+
+
+def test_a_node_asks_itself_whether_its_journal_holds(journal: Path) -> None:
+    """Also while it writes to it, and whatever has become of the file."""
+    running = Journal(journal)
+    assert problem_with(journal.parent, KEYS) is None
+    alter(journal, "UPDATE records SET body = '{}' WHERE seq = 3")
+    found = problem_with(journal.parent, KEYS)
+    assert found is not None
+    assert "record 3 is not what was written" in found
+    running.close()
+    for rest in journal.parent.glob("journal.db-*"):
+        rest.unlink()
+    journal.write_bytes(journal.read_bytes()[:5000])
+    assert problem_with(journal.parent, KEYS) is not None
 
 
 def test_an_untouched_record_is_sound(journal: Path) -> None:

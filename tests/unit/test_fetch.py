@@ -179,6 +179,7 @@ def test_a_damaged_file_at_the_sender_ends_the_stream(
                 await client.fetch(MANIFEST, store, GRID)
         assert caught.value.reason is Reason.TRUNCATED
         assert "chunk 2 of a stored update" in caplog.text
+        assert ("site-b", Reason.TRUNCATED) in host.broken
 
     asyncio.run(scenario())
 
@@ -215,6 +216,32 @@ def test_a_cut_transfer_goes_on_at_the_next_chunk(tmp_path: Path, cut: int, abru
         assert host.transfers[0][1].raw_bytes == rest
         assert host.transfers[0][1].wire_bytes == sum(map(len, FRAMES[cut:]))
         assert fresh.verify(DIGEST)
+
+    asyncio.run(scenario())
+
+
+def test_a_break_that_is_mended_within_a_fetch_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FETCH_PAUSE_S", 0.01)
+    asked: list[int] = []
+
+    async def two_at_a_time(request: Any, context: Any) -> None:
+        first = request.first_chunk
+        asked.append(first)
+        chunks = (chunk(i) for i in range(first, min(first + 2, LAST + 1)))
+        await sending(listed(), *chunks)(request, context)
+
+    async def scenario() -> None:
+        resumed: list[bool] = []
+        store = Store(tmp_path / "store")
+        async with hostile(two_at_a_time) as address, calling(address) as client:
+            await client.fetch(
+                MANIFEST, store, GRID, on_resume=lambda: resumed.append(store.has(DIGEST))
+            )
+        assert store.verify(DIGEST)
+        assert len(asked) > 2
+        assert resumed == [False] * (len(asked) - 1), "each time it was asked again"
 
     asyncio.run(scenario())
 

@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 import io
-import logging
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lightyear_node.barrier import Phase
-from lightyear_node.observe.metrics import DENIALS, RESTARTS, STRANGERS, Metrics, Outcome
+from lightyear_node.observe.metrics import Outcome
 from lightyear_node.observe.observer import Observer
-from lightyear_node.observe.peers import PeerView
-from lightyear_node.records import (
-    Attempt,
-    Digest,
-    Fate,
-    Harm,
-    Opened,
-    PeerName,
-    Reason,
-    Round,
-    Transfer,
-    Verdict,
-    fate,
+from lightyear_node.records import Attempt, Fate, Harm, Reason, Round, Verdict, fate
+from tests.unit.happenings import (
+    ACCEPTED,
+    MISSING,
+    REJECTED,
+    B,
+    C,
+    everything_happens,
+    observer,
 )
 
-B, C = PeerName("site-b"), PeerName("site-c")
-DIGEST = Digest("0" * 64)
-PHASES = [*Phase, "starting"]
-ACCEPTED = Verdict(B, True, Reason.OK, score=0.9, weight=0.5, digest=DIGEST)
-REJECTED = Verdict(C, False, Reason.TOO_FAR, score=0.4, digest=DIGEST)
-MISSING = Verdict(C, False, Reason.TIMEOUT)
-
-
-def observer(*, quality: bool = True, stream: io.StringIO | None = None) -> Observer:
-    logger = logging.Logger("test")
-    if stream is not None:
-        logger.addHandler(logging.StreamHandler(stream))
-    metrics = Metrics([B, C], PHASES, "1.2.3", 20, quality=quality)
-    return Observer(metrics, logger, {B: PeerView(), C: PeerView()}, 0.6)
+TABLE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
 
 def series(watched: Observer) -> dict[str, float]:
@@ -62,47 +45,6 @@ def of(watched: Observer, name: str, **labels: str) -> float:
     return series(watched)[
         f"lightyear_{name}" + "{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}"
     ]
-
-
-def everything_happens(watched: Observer) -> None:
-    """Every event there is, so that every series that could appear has."""
-    watched.introduce(Opened("cpu", 1, 10, 20, "fc", 0.1))
-    for phase in PHASES:
-        watched.at(Round(1), phase, phase)
-    watched.trained(Round(1), {"loss": 1.0})
-    watched.scored(1.0)
-    for reason in Reason:
-        accepted = reason in (Reason.OK, Reason.CAUGHT_UP)
-        watched.decided(Round(1), "", [Verdict(B, accepted, reason, score=0.5)])
-        if not accepted:
-            watched.refused(B, reason, "")
-            watched.transfer_failed(B, reason, "")
-    for reason in (Reason.TIMEOUT, Reason.TRUNCATED):
-        watched.sending_failed(B, reason)
-    for denial in DENIALS:
-        watched.denied(B, denial)
-    for stranger in STRANGERS:
-        watched.denied(None, stranger)
-    for restart in RESTARTS:
-        watched.worker_restarted(restart, "")
-    harm = Harm(0.5, 0.4, (Attempt((), 0.9),), (B,), kept_local=True)
-    watched.committed(Round(1), "m", {"loss": 0.9}, harm, [asdict(ACCEPTED)])
-    for direction in ("received", "sent"):
-        watched.transferred(B, direction, Transfer(10, 5, 1.0))
-    watched.resumed(B)
-    watched.reached(B, 1, "training")
-    watched.called(B, 1, "training")
-    watched.sending(B)
-    watched.unreachable(B, "")
-    watched.left_out("", [B])
-    watched.quarantined(B, 1)
-    watched.rewritten(B, "")
-    watched.accused(B, 1)
-    watched.noted("pause", {}, True, {B})
-    watched.degraded("")
-    watched.disk_low("")
-    watched.journal_holds()
-    watched.settings_read(False)
 
 
 def test_no_series_appears_that_was_not_there_from_the_start() -> None:
@@ -258,6 +200,16 @@ def test_whom_our_operator_has_blocked_has_no_streak() -> None:
     assert of(watched, "peer_verdicts_total", peer=C, verdict="rejected", reason="blocked") == 3
 
 
+def test_a_reason_that_no_refusal_has_is_counted_as_what_it_is() -> None:
+    """A peer that refuses us names the reason, and may name any."""
+    watched = observer()
+    watched.refused(B, Reason.TOO_FAR, "")
+    watched.transfer_failed(B, Reason.OUTLIER, "")
+    assert of(watched, "peer_refusals_total", peer=B, reason="malformed") == 1
+    failed = {"peer": B, "direction": "received", "reason": "malformed"}
+    assert of(watched, "transfer_errors_total", **failed) == 1
+
+
 def test_a_reason_means_the_same_verdict_everywhere() -> None:
     """In metrics, status and the audit; nobody is rejected for what never arrived."""
     missing = {reason for reason in Reason if fate(False, reason) is Fate.MISSING}
@@ -266,3 +218,18 @@ def test_a_reason_means_the_same_verdict_everywhere() -> None:
         watched = observer()
         watched.decided(Round(1), "", [Verdict(C, False, reason)])
         assert watched.status()["peers"][1]["verdict"] == fate(False, reason)
+
+
+def test_the_documents_table_names_exactly_these_metrics_and_labels() -> None:
+    watched = observer()
+    watched.trained(Round(1), {"accuracy": 0.9})
+    text = generate_latest(watched.metrics.registry).decode()
+    there = {}
+    for family in text_string_to_metric_families(text):
+        labels = {label for sample in family.samples for label in sample.labels}
+        name = family.name + ("_total" if family.type == "counter" else "")
+        there[name] = labels - {"le"}
+    rows = re.findall(r"^\| `lightyear_(\w+)` \|([^|]*)\|", TABLE.read_text(), re.MULTILINE)
+    told = {f"lightyear_{name}": set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+    assert len(rows) == len(told), "none is named twice"
+    assert told == there

@@ -187,7 +187,8 @@ class Watcher:
             self.loads += 1
             return (load or folder.load)()
 
-        self.watch = Watch(counted, folder.load().watched, logger)
+        self.usable: list[bool] = []
+        self.watch = Watch(counted, folder.load().watched, logger, self.usable.append)
 
     async def changed(self, within_s: float = 20) -> Home:
         async with asyncio.timeout(within_s):
@@ -242,6 +243,7 @@ def test_a_broken_file_is_said_once_and_its_repair_is_noticed(
         assert len(watcher.log.getvalue().splitlines()) == 2
         folder.peers.write_bytes(sound)
         assert (await watcher.changed()).others == (B, C)
+        assert watcher.usable == [True, False, False, False, True]
         watcher.watch.close()
 
     asyncio.run(scenario())

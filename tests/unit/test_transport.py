@@ -564,6 +564,8 @@ def test_a_reader_that_does_not_read_blocks_only_itself(
             assert await _status(other.Fetch(request)) is grpc.StatusCode.OK
             assert await _status(stub.Fetch(request)) is grpc.StatusCode.OK
         assert [peer for peer, _ in host.transfers] == ["site-c", "site-b"]
+        assert ("site-b", Reason.TIMEOUT) in host.broken
+        assert {peer for peer, _ in host.broken} == {"site-b"}
 
     asyncio.run(scenario())
     for complaint in ("a call of", "servicer method", "never retrieved"):

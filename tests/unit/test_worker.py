@@ -11,7 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from lightyear_node.errors import ConfigError, DiskFull, StoreError, TaskFailed, WorkerDied
+from lightyear_node.errors import (
+    ConfigError,
+    DiskFull,
+    StoreError,
+    TaskFailed,
+    WorkerDied,
+    WorkerSilent,
+)
 from lightyear_node.worker.handle import Worker
 
 TASK = """
@@ -209,7 +216,7 @@ def test_a_worker_that_says_nothing_is_killed(tmp_path: Path) -> None:
         pid = worker.pid
         assert pid is not None
         worker._silence_s = 1.0
-        with pytest.raises(WorkerDied, match="said nothing for 1 s"):
+        with pytest.raises(WorkerSilent, match="said nothing for 1 s"):
             await worker.call("train", **train_arguments(tmp_path))
         assert not psutil.pid_exists(pid)
 
