@@ -96,6 +96,13 @@ class Connections(socketserver.TCPServer):
 
     # What the server calls, all in its one thread.
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(POLL_S)  # out of file descriptors, usually: asking at once would not help
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         connection = Connection(request, client_address[0])
         with self._lock:
