@@ -102,6 +102,10 @@ def test_the_tour_works_as_written(tmp_path: Path, shell: dict[str, str]) -> Non
         shown = run(look, tmp_path, shell)
         [ask] = blocks("ask")
         told = run(ask, tmp_path, shell)
+        [take] = blocks("take")
+        taken = run(take, tmp_path, shell)
+    assert (tmp_path / "model.safetensors").stat().st_size > 0
+    assert "accepted" in taken
     assert "site-c" in told
     assert "site-a in tour" in shown
     assert "✓ accepted" in shown
