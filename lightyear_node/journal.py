@@ -106,7 +106,7 @@ class Row:
 
 class Journal:
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
         except sqlite3.Error as problem:
@@ -165,7 +165,7 @@ class Journal:
             rows = self._db.execute("SELECT key, value FROM memory")
             return {key: json.loads(value) for key, value in rows}
         except (sqlite3.Error, ValueError) as problem:
-            raise _corrupt(self._path, problem) from problem
+            raise _corrupt(self.path, problem) from problem
 
     def append(
         self,
@@ -234,7 +234,7 @@ class Journal:
                     self._db.execute("ROLLBACK")
                 raise
         except sqlite3.Error as problem:
-            raise _trouble(self._path, "written", problem) from problem
+            raise _trouble(self.path, "written", problem) from problem
 
 
 class Copy:
@@ -259,9 +259,11 @@ class Copy:
         if "newest" in tables:
             self.newest = db.execute("SELECT seq, hash FROM newest").fetchone()
 
-    def rows(self, kind: str | None = None) -> Iterator[Row]:
-        wanted, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        for row in self._db.execute(f"SELECT * FROM records {wanted} ORDER BY seq", values):
+    def rows(self, kind: str | None = None, *, round: int | None = None) -> Iterator[Row]:
+        asked = {"kind": kind, "round": round}
+        values = {name: value for name, value in asked.items() if value is not None}
+        wanted = " AND ".join(f"{name} = :{name}" for name in values) or "TRUE"
+        for row in self._db.execute(f"SELECT * FROM records WHERE {wanted} ORDER BY seq", values):
             yield Row(*row)
 
     def hash_of(self, seq: int) -> str | None:

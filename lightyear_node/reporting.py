@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
@@ -16,14 +17,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from lightyear_node.barrier import Barrier
+from lightyear_node.disclosure import event_told, peer_told, round_in_short, round_told, status_told
 from lightyear_node.history import Entry
 from lightyear_node.home import Home, State
 from lightyear_node.ledger import Ledger
 from lightyear_node.observe.access import Keys
 from lightyear_node.observe.admin import AdminServer
+from lightyear_node.observe.api import Source, api_route
 from lightyear_node.observe.http import HttpServer, Route, health_route, metrics_route
 from lightyear_node.observe.log import Recent
 from lightyear_node.observe.observer import Observer
+from lightyear_node.observe.static import page_route
 from lightyear_node.operator_commands import Operator
 from lightyear_node.space import Space
 from lightyear_node.worker.handle import Worker
@@ -98,7 +102,22 @@ class Reporting:
             metrics_route(self._observer.metrics.registry),
             health_route("/livez", self.not_alive),
             health_route("/readyz", self.not_ready),
+            api_route(self._source()),
+            page_route(),
         ]
+
+    def _source(self) -> Source:
+        journal = self._state.journal.path
+        return Source(
+            status=lambda: status_told(self._from_loop(self.status)),
+            sites=lambda: [{"name": self.home.us, "api": "api/v1"}],
+            rounds=self.rounds,
+            in_short=round_in_short,
+            round=lambda number: round_told(journal, number),
+            peer=lambda number, peer: peer_told(journal, number, peer),
+            events=lambda: [event_told(line) for line in self._recent.lines()],
+            run=uuid.uuid4().hex,
+        )
 
     def _from_loop(self, look: Callable[[], T]) -> T:
         """What only the loop's own thread may look at; raises TimeoutError if it is stuck."""

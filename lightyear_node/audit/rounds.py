@@ -47,7 +47,7 @@ class RoundEntry:
         return verdicts
 
     def summary(self) -> dict[str, Any]:
-        counts = Counter(_fate(verdict) for verdict in self.verdicts)
+        counts = Counter(fate_of(verdict) for verdict in self.verdicts)
         return {
             "round": self.round,
             "time": self.time,
@@ -123,7 +123,7 @@ def verdict_of(entry: RoundEntry, verdict: Plain) -> dict[str, Any]:
     said = words(reason)
     return {
         "peer": verdict.get("peer"),
-        "fate": _fate(verdict),
+        "fate": fate_of(verdict),
         "accepted": bool(verdict.get("accepted")),
         "reason": reason,
         "about": said.about,
@@ -195,6 +195,10 @@ def merge_words(entry: RoundEntry, peer: str | None = None) -> list[str]:
     return said
 
 
+def fate_of(verdict: Plain) -> str:
+    return fate(bool(verdict.get("accepted")), str(verdict.get("reason")))
+
+
 def _attempt(tried: Plain) -> str:
     without = ", ".join(tried.get("without") or [])
     return f"{_number(tried.get('loss'))} " + (f"without {without}" if without else "with all")
@@ -206,10 +210,6 @@ def timestamp(wall_ns: Any) -> str:
         return f"{datetime.fromtimestamp(wall_ns / 1e9, UTC):%Y-%m-%dT%H:%M:%SZ}"
     except (OverflowError, ValueError, OSError, TypeError):
         return str(wall_ns)
-
-
-def _fate(verdict: Plain) -> str:
-    return fate(bool(verdict.get("accepted")), str(verdict.get("reason")))
 
 
 def _number(value: Any) -> str:
