@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lightyear_node.cli import app
 from lightyear_node.cli.common import Format, FormatOption, examples, show
+
+if TYPE_CHECKING:
+    from lightyear_node.lab.results import Results
 
 
 class Malfunction(StrEnum):
@@ -38,6 +41,10 @@ def demo(
         Path | None, typer.Option(help="Keep the sites' folders and the report here.")
     ] = None,
     no_view: Annotated[bool, typer.Option("--no-view", help="No live view.")] = False,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Keep the sites and their page afterwards, until Ctrl-C."),
+    ] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Run a federation of real nodes on loopback and watch a broken site being rejected."""
@@ -51,6 +58,10 @@ def demo(
         seed=seed,
         keep=keep,
         view=not no_view,
+        serve=serve,
     )
-    results = run(options)
-    show(format, results.to_plain(), lambda: print_summary(results))
+
+    def tell(results: Results) -> None:
+        show(format, results.to_plain(), lambda: print_summary(results))
+
+    run(options, tell=tell)

@@ -11,8 +11,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from lightyear_node.config import ALONE, Malfunction, RuleTerms, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import report, view
 from lightyear_node.lab.counting import counting
+from lightyear_node.lab.demo_page import serving
 from lightyear_node.lab.federation import (
     Federation,
     LabError,
@@ -54,6 +55,8 @@ class Options:
     keep: Path | None = None
     """Where to leave the sites' homes and the report; otherwise only the report is kept."""
     view: bool = True
+    serve: bool = False
+    """Whether the sites and their page stay, once everything is done, until somebody ends them."""
 
     def checked(self) -> Options:
         if self.malfunction not in (*KINDS, "none"):
@@ -73,8 +76,15 @@ class Options:
         return {name: Malfunction(kind=self.malfunction) for name in names[len(names) - self.bad :]}
 
 
-def run(options: Options, console: Console | None = None) -> Results:
-    """The whole demonstration; progress is for people and goes to `console`."""
+def run(
+    options: Options,
+    console: Console | None = None,
+    tell: Callable[[Results], None] = lambda results: None,
+) -> Results:
+    """The whole demonstration; progress is for people and goes to `console`.
+
+    `tell` is called with the results before the sites are left to whoever looks at their page.
+    """
     console = console or Console(stderr=True)
     _need("matplotlib", "sklearn")
     names = site_names(options.checked().sites)
@@ -93,15 +103,23 @@ def run(options: Options, console: Console | None = None) -> Results:
                 malfunctions=malfunctions,
                 task=TASK,
             )
-        with Apart(_comparisons(options, names, malfunctions), yielding=True) as apart:
-            histories, moved = _run_sites(options, homes, console)
-            label = "for comparison: alone, and everyone averaged in"
-            with counting(console, label, shown=options.view) as count:
-                alone, averaged = apart.results(count)
-        seconds = time.monotonic() - began
-        results = _found(options, malfunctions, histories, moved, alone, averaged, seconds, page)
-        with counting(console, "drawing the report", shown=options.view):
-            report.write(results, histories)
+        with ExitStack() as sites:
+            with Apart(_comparisons(options, names, malfunctions), yielding=True) as apart:
+                histories, moved = _run_sites(options, homes, console, sites)
+                if not options.serve:
+                    sites.close()
+                label = "for comparison: alone, and everyone averaged in"
+                with counting(console, label, shown=options.view) as count:
+                    alone, averaged = apart.results(count)
+            seconds = time.monotonic() - began
+            results = _found(
+                options, malfunctions, histories, moved, alone, averaged, seconds, page
+            )
+            with counting(console, "drawing the report", shown=options.view):
+                report.write(results, histories)
+            tell(results)
+            if options.serve:
+                _stay(console)
     return results
 
 
@@ -111,9 +129,9 @@ def print_summary(results: Results, console: Console | None = None) -> None:
 
 
 def _run_sites(
-    options: Options, homes: Sequence[SiteHome], console: Console
+    options: Options, homes: Sequence[SiteHome], console: Console, running: ExitStack
 ) -> tuple[dict[PeerName, list[dict[str, Any]]], dict[str, int]]:
-    """Every site's history and the bytes moved, once all have finished."""
+    """Every site's history and the bytes moved, once all have finished; they go on `running`."""
     cast = view.Cast(
         FEDERATION,
         [home.name for home in homes],
@@ -121,7 +139,11 @@ def _run_sites(
         {home.name: home.malfunction.kind for home in homes if home.malfunction},
     )
     patience = _Patience(time.monotonic())
-    with view.watching(console, cast, shown=options.view) as watch, Federation(homes) as sites:
+    if options.view or options.serve:
+        address = running.enter_context(serving(homes, cast.malfunctions))
+        console.print(f"the sites' page: {address}", highlight=False, soft_wrap=True)
+    sites = running.enter_context(Federation(homes))
+    with view.watching(console, cast, shown=options.view) as watch:
 
         def look(statuses: Statuses) -> None:
             watch(statuses)
@@ -131,6 +153,13 @@ def _run_sites(
         histories = {name: sites.rounds(name) for name in sites.homes}
     received = [status["bytes"] for status in statuses.values() if status]
     return histories, {key: sum(one[key] for one in received) for key in ("raw", "wire")}
+
+
+def _stay(console: Console) -> None:
+    """Until Ctrl-C, or whatever else ends a program politely."""
+    with suppress(KeyboardInterrupt):
+        console.print("the sites are done; their page stays until Ctrl-C", highlight=False)
+        threading.Event().wait()
 
 
 def _all_finished(statuses: Statuses) -> bool:

@@ -7,9 +7,13 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -216,3 +220,36 @@ def test_the_demo_itself_never_loads_torch() -> None:
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
     )
     assert shown.stdout.strip() == "[]"
+
+
+def test_served_sites_stay_until_somebody_ends_them(folders: list[Path]) -> None:
+    """Results are told, the page is there, the sites run; then a signal ends it all."""
+    console = quiet()
+    assert isinstance(console.file, io.StringIO)
+    said = console.file
+    seen: list[Any] = []
+
+    def look(results: object) -> None:
+        found = re.search(r"the sites' page: (\S+)", said.getvalue())
+        assert found
+        with urllib.request.urlopen(found[1]) as answer:
+            seen.append(answer.headers["Content-Security-Policy"])
+        with urllib.request.urlopen(f"{found[1]}api/v1/sites") as answer:
+            seen.append(json.load(answer)["sites"])
+        seen.append(len(psutil.Process().children()))
+        threading.Thread(target=end_when_it_stays, daemon=True).start()
+
+    def end_when_it_stays() -> None:
+        while "stays until Ctrl-C" not in said.getvalue():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    results = run(Options(sites=2, rounds=1, view=False, serve=True), console, look)
+    assert results.rounds == 1
+    policy, sites, running = seen
+    assert policy.startswith("default-src 'none'")
+    assert [site["api"] for site in sites] == ["sites/site-a/api/v1", "sites/site-b/api/v1"]
+    assert [site["about"] for site in sites] == [None, "sends flipped signs"]
+    assert running >= 2
+    assert psutil.Process().children() == []
+    assert not folders[0].exists()
