@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from lightyear_node.lab.federation import LOOPBACK, SiteHome
 from lightyear_node.lab.view import in_short
-from lightyear_node.observe.api import HEADERS, answered, refusal
+from lightyear_node.observe.api import answered, refusal
 from lightyear_node.observe.http import JSON, Answer, HttpServer, Request, Route
 from lightyear_node.observe.static import page_route
 from lightyear_node.records import PeerName
@@ -77,6 +77,6 @@ def _fetched(address: str, path: str) -> Answer:
         connection.request("GET", path)
         response = connection.getresponse()
         body = response.read(ANSWER_BYTES_MAX)
-        return Answer(body, JSON, response.status, HEADERS)
+        return Answer(body, JSON, response.status)
     finally:
         connection.close()
