@@ -73,7 +73,8 @@ def take(
         page.get_by_text("In the record").wait_for()
     picture = Image.open(io.BytesIO(page.screenshot(full_page=whole and not explained)))
     context.close()
-    picture.convert("RGB").quantize(128).save(path, optimize=True)
+    # Few pixels have the colour of a line, and it must stay that colour.
+    picture.convert("RGB").quantize(256, kmeans=4).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size} bytes")
     if path.stat().st_size > BYTES_MAX:
         sys.exit(f"{path} is larger than {BYTES_MAX} bytes")
