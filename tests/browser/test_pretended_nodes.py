@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import made_up
+import pretended_node
 from looking import Visit
-from made_up import peer, round_of, status
 from playwright.sync_api import expect
+from pretended_node import peer, round_of, status
 
 HOSTILE = "<script>window.hurt=1</script><img src=x onerror=window.hurt=1>"
 
 
 def test_a_site_alone_before_its_first_round(visit: Visit) -> None:
     told = status([], phase="starting", round=0, problems=["the node is starting"])
-    with made_up.serving(told) as address:
+    with pretended_node.serving(told) as address:
         look = visit(address)
         expect(look.page.get_by_text("There is no other site in peers.yaml yet.")).to_be_visible()
         expect(look.page.get_by_text("the node is starting")).to_be_visible()
@@ -23,7 +23,7 @@ def test_a_site_alone_before_its_first_round(visit: Visit) -> None:
 
 def test_one_round_is_drawn(visit: Visit) -> None:
     told = status([peer("site-b")])
-    with made_up.serving(told, [round_of(0, ["site-b"])]) as address:
+    with pretended_node.serving(told, [round_of(0, ["site-b"])]) as address:
         look = visit(address)
         expect(look.page.locator("#agreement .dot")).to_have_count(1)
         expect(look.page.locator("#metric .dot")).to_have_count(2)
@@ -43,7 +43,7 @@ def test_fifty_sites_and_two_thousand_rounds(visit: Visit) -> None:
         "reason_about": about,
     }
     told = status([peer(name, **(rejected if name == bad else {})) for name in names], round=2000)
-    with made_up.serving(told, rounds) as address:
+    with pretended_node.serving(told, rounds) as address:
         look = visit(address, width=360)
         expect(look.page.locator(".card")).to_have_count(50)
         # The problem comes first, wherever it stands in peers.yaml.
@@ -73,7 +73,7 @@ def test_what_others_say_is_text_and_never_markup(visit: Visit) -> None:
     )
     told = status([nasty], waiting=HOSTILE, federation=HOSTILE, problems=[HOSTILE])
     event = {"seq": 1, "time": "2030-01-01T00:00:00Z", "level": "warning", "message": HOSTILE}
-    with made_up.serving(told, [round_of(0, [HOSTILE], [HOSTILE])], [event]) as address:
+    with pretended_node.serving(told, [round_of(0, [HOSTILE], [HOSTILE])], [event]) as address:
         look = visit(address)
         expect(look.card(HOSTILE)).to_be_visible()
         expect(look.page.locator("#events")).to_contain_text(HOSTILE)
@@ -93,7 +93,7 @@ def test_marks_besides_the_verdict(visit: Visit) -> None:
         peer("site-e", verdict="rejected", reason_about="it is in quarantine"),
     ]
     told = status(peers, blocked=["site-b"], quarantined=["site-e"], paused=True)
-    with made_up.serving(told) as address:
+    with pretended_node.serving(told) as address:
         look = visit(address)
         expect(look.card("site-b")).to_contain_text("blocked here")
         expect(look.card("site-c")).to_contain_text("paused by its operator")
