@@ -223,7 +223,7 @@ def test_prometheus_sees_the_rejected_site(federation: Federation, tmp_path: Pat
         groups = json.load(answer)["data"]["groups"]
     names = {rule["name"] for group in groups for rule in group["rules"]}
     rules = (ROOT / "deploy" / "prometheus" / "alerts.rules.yml").read_text()
-    assert names >= set(re.findall(r"alert: (\w+)", rules))
+    assert names >= set(re.findall(r"- alert: (\w+)", rules))
 
 
 def query(port: str, expression: str) -> dict[str, float]:
