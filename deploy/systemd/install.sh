@@ -5,12 +5,15 @@
 # Running it again upgrades: docs/operators/upgrade.md.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-what=${PACKAGE:-lightyear-node}   # for example lightyear-node[medical]==0.1.0
+what=${PACKAGE:-lightyear-node}   # for example .[demo], or lightyear-node[medical]==0.1.0
+python=${PYTHON:-python3}
 
 [ "$(id -u)" = 0 ] || { echo "run this as root" >&2; exit 1; }
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  { echo "$python is older than 3.11: name another, PYTHON=python3.11 sh $0" >&2; exit 1; }
 
 # The program, in an environment of its own; from a folder of wheels where there is no internet.
-python3 -m venv /opt/lightyear-node
+"$python" -m venv /opt/lightyear-node
 if [ $# -gt 0 ]; then
   /opt/lightyear-node/bin/pip install --quiet --upgrade --no-index --find-links "$1" "$what"
 else
