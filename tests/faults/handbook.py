@@ -33,7 +33,7 @@ _STEP = re.compile(
     r"|<!-- mail (?P<file>\S+) from (?P<sender>\S+) to (?P<receivers>[^>]+?) -->",
     re.DOTALL,
 )
-"""The hospitals are listed with commas; `every hospital` are those of the page before."""
+"""Hospitals are listed with commas; `every hospital` are those in the federation at that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Hospitals(Hosts):
         super().__exit__(*why)
 
     def follow(self, page: str, until: str) -> dict[str, str]:
-        """Go on in a page, up to and with the steps of this title; what those said, by hospital."""
+        """Go on in a page, up to the next step of this title; what that said, by hospital."""
         left = self._pages.setdefault(page, steps(page))
         for step in left:
             if isinstance(step, Mailed):
