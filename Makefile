@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test sim bugs fuzz bench lint results stubs clean
+.PHONY: demo test deploy sim bugs fuzz bench lint results stubs clean
 
 demo: $(VENV)/demo
 	$(BIN)/lightyear-node demo $(ARGS)
@@ -13,6 +13,10 @@ test: $(VENV)/dev
 
 # `make test TESTS="not thorough"` runs the slow ones, too: real federations under every fault.
 TESTS ?= not slow and not thorough
+
+# Images, compose, systemd, wheels: built, started and broken for real; needs Docker and root.
+deploy: $(VENV)/dev
+	$(BIN)/python -m pytest tests/deploy $(ARGS)
 
 # Long runs of the round simulator, on all cores: make sim SEEDS=0:2000
 SEEDS ?= 0:200

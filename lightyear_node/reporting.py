@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,7 @@ from lightyear_node.observe.http import HttpServer, Route, health_route, metrics
 from lightyear_node.observe.log import Recent
 from lightyear_node.observe.observer import Observer
 from lightyear_node.observe.static import page_route
+from lightyear_node.observe.supervisor import Supervisor
 from lightyear_node.operator_commands import Operator
 from lightyear_node.space import Space
 from lightyear_node.worker.handle import Worker
@@ -63,10 +65,12 @@ class Reporting:
         self._rounds: tuple[Ledger, Barrier] | None = None
         self._admin: AdminServer | None = None
         self._recent = Recent()
+        self._supervisor = Supervisor(os.environ)
 
     def turned(self) -> None:
         """The node's loop has come round again."""
         self._turned_at = time.monotonic()
+        self._supervisor.alive(self._observer.waiting)
 
     @contextlib.asynccontextmanager
     async def over_http(self) -> AsyncIterator[None]:
@@ -81,6 +85,7 @@ class Reporting:
         try:
             yield
         finally:
+            self._supervisor.stopping()
             beating.cancel()
             if server is not None:
                 server.close()
@@ -95,6 +100,7 @@ class Reporting:
         """Before there are rounds, a loop that is free at all is alive."""
         while self._rounds is None:
             self.turned()
+            self._supervisor.starting()
             await asyncio.sleep(BEAT_S)
 
     def _routes(self) -> list[Route]:
@@ -147,6 +153,7 @@ class Reporting:
             },
         )
         await self._admin.start()
+        self._supervisor.ready()
 
     async def stop_answering(self) -> None:
         if self._admin is not None:

@@ -1,0 +1,246 @@
+"""docker/compose.yaml, brought up by a real engine: with a broken site, through kills and cuts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine import ROOT, Engine
+
+HONEST = ("site-a", "site-b", "site-c", "site-d")
+BROKEN = "site-e"
+PROJECT = "lightyear-test"
+COMPOSE = ("docker-compose", "-f", "docker/compose.yaml", "--profile", "attack")
+DEADLINE_S = 300.0
+READ_METRICS = """
+import sys, urllib.request
+token = open("/federation/metrics.token").read().strip()
+request = urllib.request.Request("http://127.0.0.1:9464/metrics")
+request.add_header("Authorization", "Bearer " + token)
+sys.stdout.write(urllib.request.urlopen(request, timeout=10).read().decode())
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
+        time.sleep(1)
+
+
+class Federation:
+    """The containers of one `up`."""
+
+    def __init__(self, engine: Engine, image: str) -> None:
+        self.engine = engine
+        self.ports = {"HTTP_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
+        self._environment = {
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "LIGHTYEAR_IMAGE": image,
+            "BASE_IMAGE": engine.base_image,
+            "ROUNDS": "5000",
+            **self.ports,
+        }
+
+    def compose(self, *arguments: str, profiles: tuple[str, ...] = (), **more: str) -> str:
+        chosen = [word for profile in profiles for word in ("--profile", profile)]
+        done = self.engine.run(*COMPOSE, *chosen, *arguments, **self._environment, **more)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    def container(self, site: str) -> str:
+        label = f"label=com.docker.compose.project={PROJECT}"
+        service = f"label=com.docker.compose.service={site}"
+        return self.engine.docker("ps", "-aq", "--filter", label, "--filter", service)
+
+    def inside(self, site: str, *command: str, check: bool = True) -> str:
+        return self.engine.docker("exec", self.container(site), *command, check=check)
+
+    def state(self, site: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.engine.docker("inspect", self.container(site)))[0]
+        return found
+
+    def is_healthy(self, site: str) -> bool:
+        return bool(self.state(site)["State"].get("Health", {}).get("Status") == "healthy")
+
+    def status(self, site: str) -> dict[str, Any]:
+        answer = self.inside(site, "lightyear-node", "status", "--format", "json")
+        found: dict[str, Any] = json.loads(answer)["data"]
+        return found
+
+    def round(self, site: str) -> int:
+        return int(self.status(site)["round"])
+
+    def metrics(self, site: str) -> dict[str, float]:
+        lines = self.inside(site, "python3", "-c", READ_METRICS).splitlines()
+        matches = (re.fullmatch(r"([^#]\S*(?:\{.*\})?) (\S+)", line) for line in lines)
+        return {match[1]: float(match[2]) for match in matches if match}
+
+    def verdicts(self, site: str, peer: str, verdict: str) -> float:
+        """How often a site has come to a verdict about a peer, for whatever reason."""
+        named = f'lightyear_peer_verdicts_total{{peer="{peer}",'
+        counts = self.metrics(site).items()
+        return sum(
+            value
+            for name, value in counts
+            if name.startswith(named) and f'verdict="{verdict}"' in name
+        )
+
+
+@pytest.fixture(scope="module")
+def federation(engine: Engine, image: str) -> Iterator[Federation]:
+    sites = Federation(engine, image)
+    sites.compose("up", "-d")
+    try:
+        for site in (*HONEST, BROKEN):
+            wait_until(lambda site=site: sites.is_healthy(site), f"{site} is healthy")
+        yield sites
+    finally:
+        for site in (*HONEST, BROKEN):
+            print(
+                f"--- {site}", engine.run("docker", "logs", "--tail", "40", sites.container(site))
+            )
+        sites.compose("down", "-v", "--timeout", "30", profiles=("monitoring",))
+
+
+def test_the_broken_site_is_rejected_by_all_and_nobody_else_is(federation: Federation) -> None:
+    for site in HONEST:
+        wait_until(
+            lambda site=site: federation.verdicts(site, BROKEN, "rejected") >= 6,
+            f"{site} rejects {BROKEN} six times",
+        )
+        assert federation.verdicts(site, BROKEN, "accepted") == 0
+        for peer in HONEST:
+            if peer != site:
+                # With so few samples, models that have hardly begun to learn may not agree yet.
+                accepted = federation.verdicts(site, peer, "accepted")
+                assert accepted >= 4, (site, peer)
+                assert federation.verdicts(site, peer, "rejected") <= accepted / 3, (site, peer)
+
+
+def test_containers_are_confined(federation: Federation) -> None:
+    for site in (*HONEST, BROKEN):
+        assert federation.inside(site, "id", "-u") == "10001"
+        for place in ("/x", "/etc/x", "/opt/lightyear-node/x", "/federation/x"):
+            refused = federation.engine.run(
+                "docker", "exec", federation.container(site), "touch", place
+            )
+            assert "Read-only file system" in refused.stderr, place
+        own = federation.inside(site, "cat", "/proc/1/status")
+        assert re.search(r"CapEff:\s+0{16}$", own, re.M)
+        assert re.search(r"CapBnd:\s+0{16}$", own, re.M)
+        assert re.search(r"NoNewPrivs:\s+1$", own, re.M)
+        settings = federation.state(site)["HostConfig"]
+        assert settings["Memory"] == 2 << 30
+        assert settings["PidsLimit"] == 256
+
+
+def test_a_killed_site_is_back_in_its_round_without_evidence(federation: Federation) -> None:
+    before = federation.round("site-b")
+    federation.engine.docker("kill", federation.container("site-b"))
+    state = federation.state("site-b")["State"]
+    assert (state["Running"], state["ExitCode"]) == (False, 137)
+    federation.engine.docker("start", federation.container("site-b"))
+    wait_until(lambda: federation.is_healthy("site-b"), "site-b is healthy again")
+    assert federation.round("site-b") >= before
+    reached = federation.round("site-a")
+    wait_until(lambda: federation.round("site-b") >= reached + 2, "site-b goes on")
+    record = federation.inside("site-b", "lightyear-node", "audit", "verify", "--format", "json")
+    assert json.loads(record)["status"] == "ok"
+    check_nobody_is_accused(federation)
+
+
+def test_a_site_without_network_comes_back_by_itself(federation: Federation) -> None:
+    network = f"{PROJECT}_hospitals"
+    reachable = 'lightyear_peer_reachable{peer="site-c"}'
+    federation.engine.docker("network", "disconnect", network, federation.container("site-c"))
+    try:
+        wait_until(lambda: federation.metrics("site-a")[reachable] == 0, "site-a misses site-c")
+        alone = federation.round("site-a")
+        wait_until(lambda: federation.round("site-a") >= alone + 2, "the others go on")
+    finally:
+        federation.engine.docker(
+            "network", "connect", "--alias", "site-c", network, federation.container("site-c")
+        )
+    wait_until(lambda: federation.metrics("site-a")[reachable] == 1, "site-a sees site-c")
+    reached = federation.round("site-a")
+    wait_until(lambda: federation.round("site-c") >= reached, "site-c has caught up")
+    check_nobody_is_accused(federation)
+
+
+def check_nobody_is_accused(federation: Federation) -> None:
+    for site in HONEST:
+        counted = federation.metrics(site)
+        accused = {name for name, value in counted.items() if "quarantined" in name and value}
+        assert not accused, (site, accused)
+
+
+def test_prometheus_sees_the_rejected_site(federation: Federation, tmp_path: Path) -> None:
+    """The profile `monitoring`, with Debian's Prometheus where its own image cannot be had."""
+    found = shutil.which("prometheus")
+    assert found is not None, "install Debian's package `prometheus`"
+    shutil.copy(found, tmp_path / "prometheus")
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {federation.engine.base_image}\n"
+        "COPY prometheus /usr/bin/prometheus\n"
+        'ENTRYPOINT ["/usr/bin/prometheus"]\n'
+    )
+    federation.engine.docker("build", "-q", "-t", "lightyear-prometheus:test", str(tmp_path))
+    federation.compose(
+        "up", "-d", "prometheus",
+        profiles=("monitoring",), PROMETHEUS_IMAGE="lightyear-prometheus:test",
+    )  # fmt: skip
+    rejected = (
+        f'sum by (instance) (lightyear_peer_verdicts_total{{peer="{BROKEN}",verdict="rejected"}})'
+    )
+
+    def seen() -> dict[str, float]:
+        try:
+            return query(federation.ports["PROMETHEUS_PORT"], rejected)
+        except OSError:
+            return {}
+
+    wait_until(lambda: set(HONEST) <= seen().keys(), "every site is scraped")
+    assert all(seen()[site] >= 3 for site in HONEST)
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{federation.ports['PROMETHEUS_PORT']}/api/v1/rules", timeout=10
+    ) as answer:
+        groups = json.load(answer)["data"]["groups"]
+    names = {rule["name"] for group in groups for rule in group["rules"]}
+    rules = (ROOT / "deploy" / "prometheus" / "alerts.rules.yml").read_text()
+    assert names >= set(re.findall(r"- alert: (\w+)", rules))
+
+
+def query(port: str, expression: str) -> dict[str, float]:
+    """By instance."""
+    asked = urllib.parse.urlencode({"query": expression})
+    url = f"http://127.0.0.1:{port}/api/v1/query?{asked}"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found = json.load(answer)["data"]["result"]
+    return {one["metric"]["instance"]: float(one["value"][1]) for one in found}
+
+
+def test_everything_ends_cleanly(federation: Federation) -> None:
+    """The last one: it stops the sites."""
+    federation.compose("stop", "--timeout", "30")
+    for site in (*HONEST, BROKEN):
+        assert federation.state(site)["State"]["ExitCode"] == 0, site
+        assert (
+            "Traceback"
+            not in federation.engine.run("docker", "logs", federation.container(site)).stderr
+        )

@@ -1,0 +1,98 @@
+"""The wheel and the source archive, installed where there is no internet, do what they should."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from engine import ROOT
+
+IMPORTS = """
+import google.protobuf
+from lightyear_node.v1 import exchange_pb2, exchange_pb2_grpc
+message = exchange_pb2.Greeting(boot_id="x")
+assert exchange_pb2.Greeting.FromString(message.SerializeToString()) == message
+print(google.protobuf.__version__)
+"""
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        env={**os.environ, "PYTHONPATH": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    return folder
+
+
+def test_the_archives_hold_what_they_should(built: Path) -> None:
+    [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
+    inside = zipfile.ZipFile(wheel).namelist()
+    assert "lightyear_node/node.py" in inside
+    assert "lightyear_node/lab/paper_tables.json" in inside
+    assert not [name for name in inside if name.startswith(("tests/", "docs/"))]
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"proto/lightyear_node/v1/exchange.proto", "docker/Dockerfile", "Makefile"}
+    assert wanted | {"deploy/systemd/lightyear-node.service", "constraints.txt"} <= names
+    assert not [name for name in names if name.endswith(".whl")]
+
+
+def test_a_clean_environment_without_internet_runs_the_demo(
+    built: Path, wheelhouse: Path, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    binaries = tmp_path / "venv" / "bin"
+    [wheel] = built.glob("*.whl")
+    run(
+        binaries / "pip", "install", "--quiet", "--disable-pip-version-check",
+        "--no-index", "--find-links", wheelhouse, f"{wheel}[demo]",
+    )  # fmt: skip
+    said = run(
+        binaries / "lightyear-node", "demo", "--sites", "3", "--rounds", "3",
+        "--no-view", "--format", "json", "--keep", tmp_path / "kept",
+        OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    counted = json.loads(said)["data"]["verdicts"]
+    assert counted["malfunctioning_accepted"] == 0
+    assert counted["malfunctioning_rejected"] > 0
+
+
+@pytest.mark.parametrize("release", ["==6.31.1", ">=7,<8"])
+def test_the_stubs_work_with_the_oldest_and_the_newest_protobuf(
+    release: str, tmp_path: Path
+) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    run(*pip, "--no-deps", "--target", tmp_path, f"protobuf{release}")
+    said = run(sys.executable, "-c", IMPORTS, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert said.startswith(release.lstrip("=>")[0])
+
+
+def test_the_bill_of_materials_names_every_dependency(tmp_path: Path) -> None:
+    made = tmp_path / "sbom.json"
+    run(
+        Path(sys.executable).parent / "cyclonedx-py", "environment", sys.executable,
+        "--pyproject", ROOT / "pyproject.toml", "--of", "JSON", "-o", made,
+    )  # fmt: skip
+    bill = json.loads(made.read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    assert bill["metadata"]["component"]["name"] == "lightyear-node"
+    names = {component["name"].lower() for component in bill["components"]}
+    assert {"torch", "grpcio", "protobuf", "cryptography", "safetensors", "zstandard"} <= names
