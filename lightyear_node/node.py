@@ -260,6 +260,11 @@ class Node:
                 "version": __version__,
                 "agreement": facts.agreement,
                 "initial_model": initial.digest,
+                "task": home.site.task.entry,
+                "seed": home.agreement.seed,
+                "sites": sorted(home.certificates),
+                "rounds": home.agreement.rounds,
+                "rule_terms": home.rule.model_dump(),
             },
             recovered=self._recovered,
         )

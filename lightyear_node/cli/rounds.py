@@ -106,7 +106,7 @@ def _list(entries: Sequence[Mapping[str, Any]]) -> None:
     for entry in entries:
         names = ("round", "time", "state", "cause", "accepted", "rejected", "missing")
         cells = ["" if entry[name] is None else str(entry[name]) for name in names]
-        table.add_row(*cells, (entry["model"] or "")[:12], _change(entry))
+        table.add_row(*cells, (entry["model"] or "")[:12], change_of(entry))
     console().print(table)
 
 
@@ -124,7 +124,7 @@ def _show(console: Console, entry: RoundEntry) -> None:
         _line(console, "closed", f"{data['why']} ({data['cause']})")
     for words in merge_words(entry):
         _line(console, "merge", words)
-    _line(console, "our model", _change(data))
+    _line(console, "our model", change_of(data))
     _line(console, "model", data["model"] or "not merged yet")
     table = Table("peer", "verdict", "reason", "score", "weight", "update", box=None)
     for verdict in data["verdicts"]:
@@ -166,7 +166,7 @@ def _explain(console: Console, data: Mapping[str, Any]) -> None:
     _line(console, "closed", f"{data['why']}: {data['cause_about']}")
     for words in data["merge"]:
         _line(console, "merge", words)
-    _line(console, "our model", _change(data))
+    _line(console, "our model", change_of(data))
     _line(console, "model", data["model"] or "not merged yet")
     records = ", ".join(f"{kind} {seq}" for kind, seq in data["records"].items())
     _line(console, "records", f"{records}; {data['time']}")
@@ -186,7 +186,7 @@ def _line(console: Console, name: str, words: str) -> None:
     )
 
 
-def _change(data: Mapping[str, Any]) -> str:
+def change_of(data: Mapping[str, Any]) -> str:
     """Each of our own measurements before merging and after it."""
     before, after = data["before"], data["after"]
     names = dict.fromkeys((*before, *after))
