@@ -65,7 +65,7 @@ app.add_typer(model_app, name="model")
 
 _MODULES = (
     *("demo", "keys", "peers", "check", "run", "watch", "operate", "renew"),
-    *("rounds", "audit", "model", "lab"),
+    *("rounds", "audit", "model", "score", "lab"),
 )
 _debug = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from lightyear_node.audit.export import opened
 from lightyear_node.audit.rounds import RoundEntry, rounds_of
 from lightyear_node.errors import ConfigError
 from lightyear_node.export import Which
-from lightyear_node.journal import unchained
+from lightyear_node.journal import Row, unchained
 
 BEST, LAST = "best", "last"
 MODELS, CARRY = "models", "carry"
@@ -40,6 +40,14 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Context:
+    """What a round begins with: the model, and what the rule wants to know again."""
+
+    before: str | None = None
+    rule_state: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A state directory's memory and history, at one moment."""
 
@@ -50,6 +58,10 @@ class Record:
     """What the node said of itself whenever it began; the newest last."""
     heads: Mapping[int, tuple[Any, Any]]
     newest: tuple[int, str]
+    contexts: Mapping[int, Context]
+    """In what every sealed round was trained and judged."""
+    now: Context
+    """In what the next one will be."""
     bad: int | None
     """The first record that does not follow from the one before it; it and all later are left out.
     """
@@ -102,8 +114,30 @@ def read_record(directory: Path) -> Record:
         rows = rows[: rows.index(bad)]
     newest = (rows[-1].seq, rows[-1].hash) if rows else (0, "")
     starts = [row.plain_body() for row in rows if row.kind == "start"]
+    contexts, now = _contexts(rows)
     number = bad.seq if bad is not None else None
-    return Record(directory, memory, rounds_of(rows), starts, heads, newest, number)
+    return Record(directory, memory, rounds_of(rows), starts, heads, newest, contexts, now, number)
+
+
+def _contexts(rows: Sequence[Row]) -> tuple[dict[int, Context], Context]:
+    now, rule = Context(), None
+    found: dict[int, Context] = {}
+    for row in rows:
+        if row.kind not in ("start", "seal", "decision", "commit", "fallback"):
+            continue
+        body = row.plain_body()
+        if row.kind == "seal":
+            found[row.round] = now
+        elif row.kind == "decision":
+            now = replace(now, rule_state=body.get("rule_state") or {})
+        elif row.kind == "start":
+            before = now.before or body.get("initial_model")
+            # As in the ledger: what another rule remembered means nothing.
+            kept = now.rule_state if body.get("rule") == rule else {}
+            now, rule = Context(before, kept), body.get("rule")
+        else:
+            now = replace(now, before=body.get("model"))
+    return found, now
 
 
 def chosen(record: Record, wanted: str) -> Kept:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from lightyear_node import __version__
 from lightyear_node.barrier import Cause, Decision, Memory
@@ -199,6 +202,24 @@ def graduates(
 
 
 def play(learned: list[Graduate], round: int) -> None:
+    with _as_in_a_worker():
+        _play(learned, round)
+
+
+@contextmanager
+def _as_in_a_worker() -> Iterator[None]:
+    """Sums in another order would differ in their last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+
+
+def _play(learned: list[Graduate], round: int) -> None:
     sent = {one.train(round): one.state.updates.path(one.update.digest) for one in learned}
     for one in learned:
         others = {update: path for update, path in sent.items() if update.peer != one.name}
