@@ -330,6 +330,15 @@ class KeepTerms(_Frozen):
     """The models of so many last rounds; that of the best round is kept besides."""
 
 
+class TrackingTerms(_Frozen):
+    """Where completed rounds are written besides the state directory."""
+
+    tensorboard: str | None = Field(default=None, min_length=1)
+    """A folder for TensorBoard's event files."""
+    mlflow: str | None = Field(default=None, min_length=1)
+    """The address of an MLflow tracking server, or of a store on this machine."""
+
+
 class Malfunction(_Frozen):
     """For experiments only: what this site's outgoing model is corrupted with."""
 
@@ -366,6 +375,7 @@ class Site(_Frozen):
     worker: WorkerTerms = WorkerTerms()
     disk: DiskTerms = DiskTerms()
     keep: KeepTerms = KeepTerms()
+    tracking: TrackingTerms = TrackingTerms()
     rule: RuleOverrides = RuleOverrides()
     share_verdicts: bool = False
     """Whether a peer is told what became of its update here, and why; never the score."""

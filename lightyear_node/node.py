@@ -74,6 +74,8 @@ from lightyear_node.reload import Watch, adopted, compare
 from lightyear_node.reporting import Reporting
 from lightyear_node.shelf import Shelf, drop_leftovers
 from lightyear_node.space import Needs, Space
+from lightyear_node.tracking import Tracking
+from lightyear_node.tracking.starting import started
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
 from lightyear_node.transport.limits import EVIDENCE_MAX
@@ -142,6 +144,7 @@ class Node:
         self._space.release = lambda enough, for_ourselves: drop_leftovers(self._state)
         self._observer.metrics.disk_free.set_function(self._space.free)
         self._reporting = Reporting(home, self._state, self._observer, self._worker, self._space)
+        self._tracking: Tracking | None = None
         self._settled: Saying | None = None
         self._beat_at = 0.0
 
@@ -175,6 +178,8 @@ class Node:
         finally:
             self._watch.close()
             await self._worker.stop()
+            if self._tracking is not None:
+                await asyncio.to_thread(self._tracking.close)
             self._state.close()
 
     async def _stop_when_asked(self) -> None:
@@ -268,6 +273,7 @@ class Node:
             },
             recovered=self._recovered,
         )
+        self._tracking = started(home, self._state.directory, self._ledger, observer.log)
         self._shelf = Shelf(
             self._state, self._ledger, facts.grid, delta=home.agreement.exchange.delta
         )
