@@ -305,6 +305,10 @@ class MetricsTerms(_Frozen):
 class Log(_Frozen):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["human", "json"] = "human"
+    task_errors: Literal["place", "full"] = "place"
+    """Of an exception in the task's code its type and place, or its text too: it may name data."""
+    task_output: bool = True
+    """Whether what the task's code prints goes into the log."""
 
 
 class WorkerTerms(_Frozen):

@@ -81,7 +81,7 @@ async def _score(
 ) -> dict[str, Any]:
     digest, size, _ = hash_file(file)
     peer = next((name for name, one in reference.others.items() if one.digest == digest), NOBODY)
-    worker = Worker(home.opening(), silence_s=home.site.worker.silence)
+    worker = Worker(home.opening(), silence_s=home.site.worker.silence, full_errors=True)
     try:
         tell(f"building the task {home.site.task.entry}")
         await worker.open()
