@@ -305,6 +305,10 @@ class MetricsTerms(_Frozen):
 class Log(_Frozen):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["human", "json"] = "human"
+    task_errors: Literal["place", "full"] = "place"
+    """Of an exception in the task's code its type and place, or its text too: it may name data."""
+    task_output: bool = True
+    """Whether what the task's code prints goes into the log."""
 
 
 class WorkerTerms(_Frozen):
@@ -328,6 +332,15 @@ class KeepTerms(_Frozen):
 
     models: int = Field(default=3, ge=1, le=1000)
     """The models of so many last rounds; that of the best round is kept besides."""
+
+
+class TrackingTerms(_Frozen):
+    """Where completed rounds are written besides the state directory."""
+
+    tensorboard: str | None = Field(default=None, min_length=1)
+    """A folder for TensorBoard's event files."""
+    mlflow: str | None = Field(default=None, min_length=1)
+    """The address of an MLflow tracking server, or of a store on this machine."""
 
 
 class Malfunction(_Frozen):
@@ -366,6 +379,7 @@ class Site(_Frozen):
     worker: WorkerTerms = WorkerTerms()
     disk: DiskTerms = DiskTerms()
     keep: KeepTerms = KeepTerms()
+    tracking: TrackingTerms = TrackingTerms()
     rule: RuleOverrides = RuleOverrides()
     share_verdicts: bool = False
     """Whether a peer is told what became of its update here, and why; never the score."""

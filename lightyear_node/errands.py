@@ -110,7 +110,8 @@ class Errands:
             )
         except WorkerError as problem:
             # Without a verdict nobody is merged, and the round goes on with our own model.
-            self.observer.log.warning("round %d: no peer could be judged: %s", judge.round, problem)
+            text = "round %d: no peer could be judged: %s"
+            self.observer.log.warning(text, judge.round, problem, extra={"event": "judging"})
             verdicts = ()
         self.observer.scored(time.monotonic() - began)
         self.done(Judged(judge.round, verdicts))

@@ -209,7 +209,13 @@ class Ledger:
         offered = [work.outgoing, *self.offered][:2]
         self._append(
             "seal",
-            {"update": asdict(update), "samples": work.samples, "metrics": dict(work.metrics)},
+            {
+                "update": asdict(update),
+                "own": work.own,
+                "carry": work.carry,
+                "samples": work.samples,
+                "metrics": dict(work.metrics),
+            },
             update.round,
             {
                 "barrier": memory.to_plain(),

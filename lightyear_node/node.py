@@ -74,6 +74,8 @@ from lightyear_node.reload import Watch, adopted, compare
 from lightyear_node.reporting import Reporting
 from lightyear_node.shelf import Shelf, drop_leftovers
 from lightyear_node.space import Needs, Space
+from lightyear_node.tracking import Tracking
+from lightyear_node.tracking.starting import started
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
 from lightyear_node.transport.limits import EVIDENCE_MAX
@@ -134,14 +136,20 @@ class Node:
             home.opening(),
             silence_s=home.site.worker.silence,
             on_progress=self._progressed,
+            on_output=self._task_said,
+            full_errors=home.site.log.task_errors == "full",
         )
         self._learner = Learner(
-            self._worker, self._state, self._observer.worker_restarted, log.warning
+            self._worker,
+            self._state,
+            self._observer.worker_restarted,
+            partial(log.warning, "%s", extra={"event": "clamped"}),
         )
         self._space = Space(self._state.directory, home.site.disk, self._observer)
         self._space.release = lambda enough, for_ourselves: drop_leftovers(self._state)
         self._observer.metrics.disk_free.set_function(self._space.free)
         self._reporting = Reporting(home, self._state, self._observer, self._worker, self._space)
+        self._tracking: Tracking | None = None
         self._settled: Saying | None = None
         self._beat_at = 0.0
 
@@ -153,10 +161,12 @@ class Node:
 
     async def run(self) -> None:
         """Until stopped.  Crash-only: what stopping leaves behind is what a crash would."""
+        log = self._observer.log
         try:
             async with self._reporting.over_http(), asyncio.TaskGroup() as self._group:
                 self._spawn(self._stop_when_asked())
-                self._observer.log.info("building the task %s", self._home.site.task.entry)
+                entry = self._home.site.task.entry
+                log.info("building the task %s", entry, extra={"event": "start"})
                 model = await self._space.through("the first model", self._learner.open)
                 self._observer.introduce(model.opened)
                 await self._write(lambda: self._begin(model))
@@ -171,10 +181,12 @@ class Node:
             _, others = problems.split(_Stopped)
             if others is not None:
                 raise _first(others) from None
-            self._observer.log.info("stopped")
+            log.info("stopped", extra={"event": "stopped"})
         finally:
             self._watch.close()
             await self._worker.stop()
+            if self._tracking is not None:
+                await asyncio.to_thread(self._tracking.close)
             self._state.close()
 
     async def _stop_when_asked(self) -> None:
@@ -260,9 +272,15 @@ class Node:
                 "version": __version__,
                 "agreement": facts.agreement,
                 "initial_model": initial.digest,
+                "task": home.site.task.entry,
+                "seed": home.agreement.seed,
+                "sites": sorted(home.certificates),
+                "rounds": home.agreement.rounds,
+                "rule_terms": home.rule.model_dump(),
             },
             recovered=self._recovered,
         )
+        self._tracking = started(home, self._state.directory, self._ledger, observer.log)
         self._shelf = Shelf(
             self._state, self._ledger, facts.grid, delta=home.agreement.exchange.delta
         )
@@ -291,13 +309,13 @@ class Node:
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
         """Open to peers, operators and monitoring; closed again whatever happens."""
-        home = self._home
+        home, log, about = self._home, self._observer.log, {"event": "listening"}
         try:
             listen = await self._links.open(self._spawn)
             if listen is not None:
-                self._observer.log.info("listening on %s as %s", listen, home.us)
+                log.info("listening on %s as %s", listen, home.us, extra=about)
             elif home.others:
-                self._observer.log.info("no port: %s calls the others, and is called back", home.us)
+                log.info("no port: %s calls the others, and is called back", home.us, extra=about)
             await self._reporting.answer_operators(self._ledger, self._barrier, self._operator)
             yield
         finally:
@@ -447,9 +465,9 @@ class Node:
         """Act on changed settings as far as a running node can."""
         changes = compare(self._home, found)
         if changes.postponed and changes.postponed != self._postponed:
-            self._observer.log.warning(
-                "takes effect after a restart: %s", ", ".join(changes.postponed)
-            )
+            text = "takes effect after a restart: %s"
+            postponed = ", ".join(changes.postponed)
+            self._observer.log.warning(text, postponed, extra={"event": "settings"})
         self._postponed = changes.postponed
         if not changes:
             return
@@ -484,7 +502,8 @@ class Node:
             self._terms = home.terms()
         except ConfigError as problem:
             # Whoever was removed is gone at once all the same; the rounds wait for better terms.
-            self._observer.log.warning("with these settings it will not start again: %s", problem)
+            text = "with these settings it will not start again: %s"
+            self._observer.log.warning(text, problem, extra={"event": "settings"})
             return Reformed(self._terms, self._terms.peers - set(home.others))
         return Reformed(self._terms)
 
@@ -533,7 +552,8 @@ class Node:
         if damaged:
             sound = self._ledger.models[len(damaged)]
             text = "our model %s is damaged: training goes on from that of an earlier round, %s"
-            self._observer.log.warning(text, ", ".join(damaged), sound)
+            about = {"event": "damaged"}
+            self._observer.log.warning(text, ", ".join(damaged), sound, extra=about)
             await self._write(partial(self._ledger.fall_back, sound, damaged))
 
     async def _check_journal(self) -> None:
@@ -561,6 +581,10 @@ class Node:
             base=self._shelf.base(),
             dtype=self._facts.dtype,
         )
+
+    def _task_said(self, line: str) -> None:
+        if self._home.site.log.task_output:
+            self._observer.log.info("task: %s", line, extra={"event": "task_output"})
 
     def _progressed(self, job: str, done: int, total: int) -> None:
         self._observer.progress = (done, total)

@@ -101,7 +101,12 @@ def _certificate(home: Home, now: datetime) -> Check:
 
 async def model_checks(home: Home) -> tuple[list[Check], OurModel | None]:
     """Build the model as the node will, in a worker of its own and a folder of its own."""
-    worker = Worker(home.opening(), silence_s=home.site.worker.silence)
+    worker = Worker(
+        # At the screen of whoever asks, not in a log.
+        home.opening(),
+        silence_s=home.site.worker.silence,
+        full_errors=True,
+    )
     with tempfile.TemporaryDirectory(prefix="lightyear-check-") as folder:
         state = State(Path(folder))
         try:

@@ -212,7 +212,8 @@ class Watch:
             await asyncio.sleep(SETTLE_S)
         self._seen = mark
         if problem and (asked or problem != self._complaint):
-            self._log.warning("the settings stay as they are: %s", problem)
+            text = "the settings stay as they are: %s"
+            self._log.warning(text, problem, extra={"event": "settings"})
         self._complaint = problem
         self._on_read(not problem)
         return home

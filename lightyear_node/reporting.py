@@ -79,9 +79,10 @@ class Reporting:
         server = self._server()
         beating = self._loop.create_task(self._beat_until_begun())
         if server is not None:
-            self._observer.log.info("metrics on %s/metrics", server.address)
+            log, about = self._observer.log, {"event": "listening"}
+            log.info("metrics on %s/metrics", server.address, extra=about)
             if server.warning is not None:
-                self._observer.log.warning("%s", server.warning)
+                log.warning("%s", server.warning, extra=about)
         try:
             yield
         finally:

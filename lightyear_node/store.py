@@ -21,7 +21,7 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Self
 
@@ -73,15 +73,19 @@ def chunk_length(raw_bytes: int, index: int) -> int:
 
 
 def hash_file(path: Path) -> tuple[Digest, int, tuple[bytes, ...]]:
-    """One pass over the file, one chunk in memory."""
+    with _disk(path), path.open("rb") as file:
+        return hash_stream(file)
+
+
+def hash_stream(file: BufferedReader) -> tuple[Digest, int, tuple[bytes, ...]]:
+    """One pass over an open file, one chunk in memory."""
     chunk_digests = []
     raw_bytes = 0
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    with _disk(path), path.open("rb") as file:
-        # A buffered readinto fills the buffer except at the end of the file.
-        while length := file.readinto(buffer):
-            chunk_digests.append(hashlib.sha256(buffer[:length]).digest())
-            raw_bytes += length
+    # A buffered readinto fills the buffer except at the end of the file.
+    while length := file.readinto(buffer):
+        chunk_digests.append(hashlib.sha256(buffer[:length]).digest())
+        raw_bytes += length
     return tree_digest(raw_bytes, chunk_digests), raw_bytes, tuple(chunk_digests)
 
 

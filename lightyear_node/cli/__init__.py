@@ -60,10 +60,12 @@ audit_app = typer.Typer(
     help="This site's record: does it hold, and do others agree?", no_args_is_help=True
 )
 app.add_typer(audit_app, name="audit")
+model_app = typer.Typer(help="What this site has learned, to take out.", no_args_is_help=True)
+app.add_typer(model_app, name="model")
 
 _MODULES = (
     *("demo", "keys", "peers", "check", "run", "watch", "operate", "renew"),
-    *("rounds", "audit", "lab"),
+    *("rounds", "audit", "model", "score", "lab"),
 )
 _debug = False
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lightyear_node.audit.rounds import RoundEntry
 
-_FATES = {
+FATES = {
     "accepted": ("✓ accepted", "green"),
     "rejected": ("✗ rejected", "red"),
     "missing": ("– missing", "yellow"),
@@ -106,7 +106,7 @@ def _list(entries: Sequence[Mapping[str, Any]]) -> None:
     for entry in entries:
         names = ("round", "time", "state", "cause", "accepted", "rejected", "missing")
         cells = ["" if entry[name] is None else str(entry[name]) for name in names]
-        table.add_row(*cells, (entry["model"] or "")[:12], _change(entry))
+        table.add_row(*cells, (entry["model"] or "")[:12], change_of(entry))
     console().print(table)
 
 
@@ -117,68 +117,73 @@ def _show(console: Console, entry: RoundEntry) -> None:
     from lightyear_node.audit.rounds import merge_words
 
     data = entry.to_plain()
-    _title(console, f"round {data['round']}", f"{data['state']}, {data['time']}")
+    title(console, f"round {data['round']}", f"{data['state']}, {data['time']}")
     update = data["update"] or {}
-    _line(console, "our update", f"{update.get('digest', 'not sealed yet')}")
+    line(console, "our update", f"{update.get('digest', 'not sealed yet')}")
     if data["why"]:
-        _line(console, "closed", f"{data['why']} ({data['cause']})")
+        line(console, "closed", f"{data['why']} ({data['cause']})")
     for words in merge_words(entry):
-        _line(console, "merge", words)
-    _line(console, "our model", _change(data))
-    _line(console, "model", data["model"] or "not merged yet")
+        line(console, "merge", words)
+    line(console, "our model", change_of(data))
+    line(console, "model", data["model"] or "not merged yet")
     table = Table("peer", "verdict", "reason", "score", "weight", "update", box=None)
     for verdict in data["verdicts"]:
         table.add_row(
             Text(verdict["peer"]),
-            Text(*_FATES[verdict["fate"]]),
+            Text(*FATES[verdict["fate"]]),
             verdict["reason"],
-            _number(verdict["score"]),
+            number(verdict["score"]),
             f"{verdict['weight']:.3f}",
             (verdict["digest"] or "")[:12],
         )
     console.print(table)
     for other in data["others"]:
-        _line(console, other["kind"], f"record {other['seq']}: {other['body']}")
+        line(console, other["kind"], f"record {other['seq']}: {other['body']}")
 
 
 def _explain(console: Console, data: Mapping[str, Any]) -> None:
     from rich.text import Text
 
-    mark, colour = _FATES[data["fate"]]
-    _title(console, f"round {data['round']}, {data['peer']}:", "")
+    mark, colour = FATES[data["fate"]]
+    title(console, f"round {data['round']}, {data['peer']}:", "")
     console.print(Text(f"  {mark} ({data['reason']})", style=colour))
-    _line(console, "why", data["about"])
-    _line(console, "what to do", data["advice"])
-    _line(console, "score", _number(data["score"]) or "none: it was not measured")
-    _line(console, "threshold", _number(data["threshold"]) or "none")
-    for check in data["guard"]:
-        limit = ""
-        if check["limit"] is not None:
-            limit = f", {'at most' if check['at_most'] else 'at least'} {_number(check['limit'])}"
-        sign = {True: " ✓", False: " ✗", None: ""}[check["holds"]]
-        words = f"{_number(check['value'])}{limit}{sign}   {check['meaning']}"
-        _line(console, check["name"], words)
-    _line(console, "weight", f"{data['weight']:.4f} of the merged model")
+    line(console, "why", data["about"])
+    line(console, "what to do", data["advice"])
+    line(console, "score", number(data["score"]) or "none: it was not measured")
+    line(console, "threshold", number(data["threshold"]) or "none")
+    print_guard(console, data["guard"])
+    line(console, "weight", f"{data['weight']:.4f} of the merged model")
     update = data["digest"] or "none was here"
     if data["update_round"] is not None:
         update += f" (generation {data['generation']}, round {data['update_round']})"
-    _line(console, "update", update)
-    _line(console, "closed", f"{data['why']}: {data['cause_about']}")
+    line(console, "update", update)
+    line(console, "closed", f"{data['why']}: {data['cause_about']}")
     for words in data["merge"]:
-        _line(console, "merge", words)
-    _line(console, "our model", _change(data))
-    _line(console, "model", data["model"] or "not merged yet")
+        line(console, "merge", words)
+    line(console, "our model", change_of(data))
+    line(console, "model", data["model"] or "not merged yet")
     records = ", ".join(f"{kind} {seq}" for kind, seq in data["records"].items())
-    _line(console, "records", f"{records}; {data['time']}")
+    line(console, "records", f"{records}; {data['time']}")
 
 
-def _title(console: Console, name: str, about: str) -> None:
+def print_guard(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:
+    """Every measurement beside its limit."""
+    for check in checks:
+        limit = ""
+        if check["limit"] is not None:
+            limit = f", {'at most' if check['at_most'] else 'at least'} {number(check['limit'])}"
+        sign = {True: " ✓", False: " ✗", None: ""}[check["holds"]]
+        words = f"{number(check['value'])}{limit}{sign}   {check['meaning']}"
+        line(console, check["name"], words)
+
+
+def title(console: Console, name: str, about: str) -> None:
     from rich.text import Text
 
     console.print(Text(name, style="bold").append(f" {about}".rstrip(), style="not bold"))
 
 
-def _line(console: Console, name: str, words: str) -> None:
+def line(console: Console, name: str, words: str) -> None:
     from rich.text import Text
 
     console.print(
@@ -186,13 +191,13 @@ def _line(console: Console, name: str, words: str) -> None:
     )
 
 
-def _change(data: Mapping[str, Any]) -> str:
+def change_of(data: Mapping[str, Any]) -> str:
     """Each of our own measurements before merging and after it."""
     before, after = data["before"], data["after"]
     names = dict.fromkeys((*before, *after))
-    pairs = ((name, _number(before.get(name)), _number(after.get(name))) for name in names)
+    pairs = ((name, number(before.get(name)), number(after.get(name))) for name in names)
     return ", ".join(f"{name} {old or '?'} → {new or '?'}" for name, old, new in pairs)
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"

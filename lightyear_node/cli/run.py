@@ -52,7 +52,9 @@ def start(
     import asyncio
     import signal
     from datetime import UTC, datetime
+    from functools import partial
 
+    from lightyear_node.errors import LightyearError
     from lightyear_node.home import Home, load_home
     from lightyear_node.observe.log import set_up
 
@@ -79,11 +81,12 @@ def start(
         def make() -> Node:
             return Node(settings, log, load, exit_when_done=exit_when_done, recovered=recovered)
 
-        node = await opened(settings.directory / settings.site.state_dir, make, log.warning)
+        warn = partial(log.warning, "%s", extra={"event": "disk"})
+        node = await opened(settings.directory / settings.site.state_dir, make, warn)
         loop = asyncio.get_running_loop()
 
         def stop(name: str) -> None:
-            log.info("%s: stopping", name)
+            log.info("%s: stopping", name, extra={"event": "stopping"})
             node.request_stop()
             # A second signal does not wait for anything.
             for sig in (signal.SIGTERM, signal.SIGINT):
@@ -94,8 +97,17 @@ def start(
         loop.add_signal_handler(signal.SIGHUP, node.request_reload)
         await node.run()
 
-    log.info("%s of federation %s", settings.us, settings.agreement.federation)
-    asyncio.run(run())
+    about = (settings.us, settings.agreement.federation)
+    log.info("%s of federation %s", *about, extra={"event": "start"})
+    try:
+        asyncio.run(run())
+    except LightyearError as problem:
+        if settings.site.log.format != "json":
+            raise
+        # Whoever reads the log as JSON gets the last line so, too.
+        hint = f"; what to do: {problem.hint}" if problem.hint else ""
+        log.error("%s%s", problem, hint, extra={"event": "failed"})
+        raise typer.Exit(problem.exit_code) from None
 
 
 def _given(**options: Any) -> dict[str, Any] | None:

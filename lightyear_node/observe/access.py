@@ -139,7 +139,8 @@ class _Watched(Generic[T]):
                     self._value = self._read()
                 except ConfigError as problem:
                     self._value = None
-                    _log.warning("nobody is let in over HTTP: %s; %s", problem, problem.hint)
+                    text, about = "nobody is let in over HTTP: %s; %s", {"event": "http"}
+                    _log.warning(text, problem, problem.hint, extra=about)
             return self._value
 
     def _look(self) -> list[tuple[int, int, int] | None]:

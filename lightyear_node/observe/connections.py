@@ -139,7 +139,7 @@ class Connections(socketserver.TCPServer):
         except OSError:
             pass  # it hung up, spoke no TLS, or took too long
         except Exception:
-            _log.exception("a conversation over HTTP failed")
+            _log.exception("a conversation over HTTP failed", extra={"event": "http"})
         finally:
             with self._lock:
                 self._open.discard(connection)

@@ -169,7 +169,7 @@ class HttpServer:
         except TimeoutError:
             raise _Refused(503, "the node is busy") from None
         except Exception:
-            _log.exception("%s could not be answered", path)
+            _log.exception("%s could not be answered", path, extra={"event": "http"})
             raise _Refused(500, "internal error") from None
         if found is None:
             raise _Refused(404, "try /, /metrics, /livez or /readyz")

@@ -15,35 +15,41 @@ from typing import Any
 
 NAME = "lightyear_node"
 RECENT_MAX = 200
+LIBRARY = "library"
+"""The event of what other packages log."""
 _ABOUT = ("event", "round", "phase", "peer")
+
+
+def escaped(text: str) -> str:
+    """What peers or users' code put into a message cannot move the cursor or forge a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def as_plain(record: logging.LogRecord) -> dict[str, Any]:
     """A line of the log for programs; what it says nothing about is left out."""
     about = {key: getattr(record, key, None) for key in _ABOUT}
+    if record.name.partition(".")[0] != NAME:
+        about["event"] = about["event"] or LIBRARY
     return {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname.lower(),
         **{key: value for key, value in about.items() if value is not None},
-        "message": record.getMessage(),
+        "message": escaped(record.getMessage()),
     }
 
 
-class _Escaped(logging.Formatter):
-    """What peers or users' code put into a message cannot move the cursor or forge a line."""
-
+class _Human(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return escaped(super().format(record))
 
 
 class _Json(logging.Formatter):
-    """JSON escapes whatever is not plain ASCII by itself."""
+    """What was escaped once stays so for whoever shows the parsed line."""
 
     def format(self, record: logging.LogRecord) -> str:
         plain = as_plain(record)
         if record.exc_info:
-            plain["traceback"] = self.formatException(record.exc_info)
+            plain["traceback"] = escaped(self.formatException(record.exc_info))
         return json.dumps(plain)
 
 
@@ -69,10 +75,15 @@ class Recent(logging.Handler):
 
 def set_up(level: str, format: str = "human") -> logging.Logger:
     handler = logging.StreamHandler(sys.stderr)
-    human = _Escaped("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    human = _Human("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     handler.setFormatter(_Json() if format == "json" else human)
     logger = logging.getLogger(NAME)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+    # Other packages' warnings are lines of this log, too.
+    logging.captureWarnings(True)
+    everybody = logging.getLogger()
+    everybody.handlers[:] = [handler]
+    everybody.setLevel(logging.WARNING)
     return logger

@@ -105,7 +105,9 @@ class Observer(PeersObserver):
         told, told_at = self._told
         if news != told or (phase == "collecting" and now - told_at > WAITING_REPEAT_S):
             self._told = (news, now)
-            self._tell(logging.INFO, "phase", "%s", waiting)
+            # Still waiting for the same is no news either, but whoever looks closely wants to know.
+            level = logging.INFO if news != told else logging.DEBUG
+            self._tell(level, "phase", "%s", waiting)
 
     def _next_phase(self, phase: str, now: float) -> None:
         self.metrics.phase.labels(self.phase).set(0)

@@ -18,6 +18,7 @@ from lightyear_node.records import Fate, Opinion, PeerName, Reason, Transfer
 
 ONE_WAY = "one-way"
 REMOVED = "removed"
+REFUSALS_MAX = 8
 CALL_S = 5.0
 """Longer than any call takes."""
 
@@ -43,6 +44,10 @@ class PeerView:
     """What its settings have other than ours."""
     opinion: str = ""
     """What it says of our update, if it shares that."""
+    refusals: set[str] = field(default_factory=set)
+    """Told since it was last reachable: its calls and ours may fail for different reasons."""
+    transfer_problem: str = ""
+    """Told since an update of it has last arrived: every attempt fails for the same reason."""
 
     def judged(self, round: int, fate: Fate, reason: str, score: float | None) -> None:
         self.verdict, self.reason, self.verdict_round = fate, reason, round
@@ -143,10 +148,15 @@ class PeersObserver:
         view = self.peers[peer]
         if view.state == REMOVED:  # a last word that was on its way
             return
-        if (state, about) != (view.state, view.about):
+        if state == "reachable":
+            view.refusals.clear()
+        known = state == view.state == "refused" and about in view.refusals
+        if (state, about) != (view.state, view.about) and not known:
             level = logging.INFO if state == "reachable" else logging.WARNING
             more = f": {about}" if about else ""
             self._tell(level, "peer", "%s is %s%s", peer, state, more, peer=peer)
+        if state == "refused":
+            view.refusals = {about, *list(view.refusals)[: REFUSALS_MAX - 1]}
         view.state, view.about = state, about
 
     def members(self, here: Collection[PeerName]) -> None:
@@ -194,6 +204,8 @@ class PeersObserver:
 
     def transferred(self, peer: PeerName, direction: str, transfer: Transfer) -> None:
         self.traffic.add(direction, transfer)
+        if direction == RECEIVED:
+            self.peers[peer].transfer_problem = ""
         self.metrics.bytes.of(peer, direction).inc(transfer.wire_bytes)
         self.metrics.raw_bytes.of(peer, direction).inc(transfer.raw_bytes)
         self.metrics.transfer_duration.labels(direction).observe(transfer.seconds)
@@ -202,6 +214,9 @@ class PeersObserver:
         self.metrics.transfer_errors.of(peer, RECEIVED, refusal(reason)).inc()
         if reason is Reason.DISK_FULL:
             return  # our own trouble, which is told once and not for every attempt
+        if self.peers[peer].transfer_problem == about:
+            return
+        self.peers[peer].transfer_problem = about
         text = "the update of %s did not arrive: %s"
         self._tell(logging.WARNING, "transfer", text, peer, about, peer=peer)
 

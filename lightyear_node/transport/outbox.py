@@ -124,7 +124,8 @@ class Copy:
 
 def _complain(problem: OSError) -> None:
     """A copy saves work and nothing else: on a full disk every peer's is made anew."""
-    _log.warning("encoded updates cannot be kept: %s", problem.strerror)
+    text = "encoded updates cannot be kept: %s"
+    _log.warning(text, problem.strerror, extra={"event": "disk"})
 
 
 class Outbox:

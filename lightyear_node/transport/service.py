@@ -97,14 +97,16 @@ class Service:
             except (messages.Malformed, DecodeError) as error:
                 self._host.denied("malformed", peer)
                 if self.gate.strike(peer, _now()):
-                    _log.warning("%s sends rubbish; it is not listened to for a while", peer)
+                    text = "%s sends rubbish; it is not listened to for a while"
+                    _log.warning(text, peer, extra={"event": "rubbish", "peer": peer})
                 raise Denied(StatusCode.INVALID_ARGUMENT, str(error)) from None
             except PeerError as error:
                 message = str(error).removeprefix(f"{peer}: ")
                 raise Denied(StatusCode.FAILED_PRECONDITION, f"{error.reason}: {message}") from None
             except Exception:
                 # gRPC would send the exception's text, and with it paths and values, to the peer.
-                _log.exception("a call of %s failed", peer)
+                about = {"event": "call", "peer": peer}
+                _log.exception("a call of %s failed", peer, extra=about)
                 raise Denied(StatusCode.INTERNAL, "internal error") from None
 
     async def hello(self, peer: PeerName, request: bytes) -> Message:

@@ -19,11 +19,13 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from lightyear_node.errors import ConfigError, LightyearError
+from lightyear_node.worker.blame import blame, keep_texts_out
 from lightyear_node.worker.jobs import (
     ERROR_CONFIG,
     ERROR_DISK,
     ERROR_FULL,
     ERROR_TASK,
+    FULL_ERRORS,
     PROGRESS_INTERVAL_S,
 )
 
@@ -34,8 +36,17 @@ DISK_ERRORS = {
     errno.EIO: ERROR_DISK,
 }
 
+DISK_HINT = "check the disk of the state directory, and those that the task writes to"
+HIDDEN_HINT = (
+    "its text is not shown, for it may name training data: `log: {task_errors: full}` in node.yaml"
+    " shows it in the log, `lightyear-node check` on the screen if building fails"
+)
+
 
 def main() -> None:
+    full = FULL_ERRORS in sys.argv
+    if not full:
+        keep_texts_out()
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     jobs: queue.Queue[str] = queue.Queue(maxsize=4)
@@ -47,7 +58,7 @@ def main() -> None:
     duties = Duties()
     while True:
         request = json.loads(jobs.get())
-        _answer(answers, request, duties.do)
+        _answer(answers, request, duties.do, full)
 
 
 def _read_jobs(jobs: queue.Queue[str]) -> None:
@@ -56,7 +67,9 @@ def _read_jobs(jobs: queue.Queue[str]) -> None:
     os._exit(0)
 
 
-def _answer(answers: TextIO, request: dict[str, Any], do: Callable[..., dict[str, Any]]) -> None:
+def _answer(
+    answers: TextIO, request: dict[str, Any], do: Callable[..., dict[str, Any]], full: bool
+) -> None:
     number = request.pop("id")
     last_told = 0.0
 
@@ -76,19 +89,13 @@ def _answer(answers: TextIO, request: dict[str, Any], do: Callable[..., dict[str
     except Exception as problem:  # the user's own code: anything can come out of it
         if isinstance(problem, OSError) and problem.errno in DISK_ERRORS:
             kind = DISK_ERRORS[problem.errno]
-            hint = "check the disk of the state directory, and those that the task writes to"
-            answer = {"error": kind, "message": _where(problem), "hint": hint}
+            answer = {"error": kind, "message": blame(problem, full=full), "hint": DISK_HINT}
         else:
-            traceback.print_exc()
-            answer = {"error": ERROR_TASK, "message": _where(problem), "hint": None}
+            if full:
+                traceback.print_exc()
+            hint = None if full else HIDDEN_HINT
+            answer = {"error": ERROR_TASK, "message": blame(problem, full=full), "hint": hint}
     _write(answers, {"id": number, **answer})
-
-
-def _where(problem: Exception) -> str:
-    """The exception and the deepest line of the user's code, or ours where there is none."""
-    frames = traceback.extract_tb(problem.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(problem).__name__}: {problem}{place}"[:500]
 
 
 def _write(answers: TextIO, answer: dict[str, Any]) -> None:

@@ -29,6 +29,8 @@ class Duties:
                 return self._train(progress, **arguments)
             case "judge":
                 return self._judge(progress, **arguments)
+            case "take_in":
+                return self._take_in(**arguments)
             case "merge":
                 return self._merge(**arguments)
         raise ValueError(f"no such job: {job}")
@@ -106,6 +108,10 @@ class Duties:
         )
         return asdict(trained)
 
+    def _take_in(self, *, path: str, out: str, as_peer: bool) -> dict[str, Any]:
+        refused = self._opened.take_in(Path(path), Path(out), as_peer=as_peer)
+        return {"refused": asdict(refused) if refused else None}
+
     def _judge(
         self,
         progress: Progress,
@@ -113,7 +119,7 @@ class Duties:
         round: int,
         own: str,
         before: str,
-        carry: str,
+        carry: str | None,
         peers: list[dict[str, Any]],
         state: dict[str, Any],
     ) -> dict[str, Any]:
@@ -123,7 +129,7 @@ class Duties:
             peers=[Candidate.from_plain(plain) for plain in peers],
             round=round,
             state=state,
-            carry=Path(carry),
+            carry=Path(carry) if carry else None,
             progress=progress,
         )
         return {

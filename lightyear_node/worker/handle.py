@@ -2,7 +2,7 @@
 
 Spawned, never forked: a fork of a process that runs gRPC inherits its threads' locks.  The worker
 is told everything it needs with every job, so a new one can take over after any death.  What the
-user's code prints goes to the daemon's own standard error.
+user's code prints goes, line by line, to whoever wants to hear it, or to our own standard error.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ from lightyear_node.worker.jobs import (
     ERROR_DISK,
     ERROR_FULL,
     ERROR_TASK,
+    FULL_ERRORS,
 )
+from lightyear_node.worker.output import Lines
 
 STOP_TIMEOUT_S = 5.0
+OUTPUT_BYTES = 16 << 10
+LAST_WORDS_S = 1.0
 
 _KINDS = {
     ERROR_CONFIG: ConfigError,
@@ -54,11 +58,17 @@ class Worker:
         silence_s: float,
         environment: Mapping[str, str] | None = None,
         on_progress: Progress = lambda job, done, total: None,
+        on_output: Callable[[str], None] | None = None,
+        full_errors: bool = False,
     ) -> None:
+        """With `full_errors`, what its exceptions say is told; it may name training data."""
         self._opening = opening
         self._silence_s = silence_s
         self._environment = {**os.environ, **(environment or {})}
         self._on_progress = on_progress
+        self._on_output = on_output
+        self._options = [FULL_ERRORS] if full_errors else []
+        self._listening: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._child: asyncio.subprocess.Process | None = None
         self._number = 0
@@ -94,18 +104,40 @@ class Worker:
                 await child.wait()
         except TimeoutError:
             await self._bury(child)
+        await self._hear_out()
 
     async def _start(self) -> dict[str, Any]:
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "lightyear_node.worker",
+            *self._options,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE if self._on_output else None,
             limit=ANSWER_BYTES_MAX,
             env=self._environment,
         )
+        if self._on_output is not None and self._child.stderr is not None:
+            listen = self._listen(self._child.stderr, self._on_output)
+            self._listening = asyncio.get_running_loop().create_task(listen)
         return await self._ask("open", self._opening)
+
+    async def _listen(self, output: asyncio.StreamReader, tell: Callable[[str], None]) -> None:
+        """Until the child, and all that it has started, are gone."""
+        lines, clock = Lines(), asyncio.get_running_loop().time
+        while content := await output.read(OUTPUT_BYTES):
+            for line in lines.feed(content, clock()):
+                tell(line)
+        for line in lines.end(clock()):
+            tell(line)
+
+    async def _hear_out(self) -> None:
+        """The last words of a child that has ended; those whom it left behind are not heard."""
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            await asyncio.wait([listening], timeout=LAST_WORDS_S)
+            listening.cancel()
 
     async def _ask(self, job: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         child = self._child
@@ -154,7 +186,9 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         self._child = None
-        return await child.wait()
+        code = await child.wait()
+        await self._hear_out()
+        return code
 
 
 def _how(code: int) -> str:

@@ -16,6 +16,8 @@ ERROR_TASK = "task"
 ERROR_DISK = "disk"
 ERROR_FULL = "full"
 
+FULL_ERRORS = "--full-errors"
+"""To a new worker: tell the text of exceptions too, and their traceback."""
 PROGRESS_INTERVAL_S = 0.2
 ANSWER_BYTES_MAX = 1 << 20
 

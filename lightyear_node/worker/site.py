@@ -38,6 +38,7 @@ from lightyear_node.learning.selection import twin
 from lightyear_node.learning.statistics import estimate
 from lightyear_node.records import Harm, Opened, PeerName, Round
 from lightyear_node.worker import carry as carry_file
+from lightyear_node.worker.intake import HEADER_SPARE_BYTES, Refused, take_in
 from lightyear_node.worker.jobs import Candidate, Merged, Trained
 from lightyear_node.worker.merging import NO_LABELS, NO_LABELS_HINT, merge_harmlessly
 from lightyear_node.worker.task import Task
@@ -212,6 +213,20 @@ class Site:
                     head=self._probe.head.name,
                 )
         return self._send(out, sent)
+
+    def take_in(self, path: Path, out: Path, *, as_peer: bool) -> Refused | None:
+        """A checkpoint that a person brings, as a peer's update or as a model of our own."""
+        state = self._shared.model.state_dict()
+        return take_in(
+            path,
+            out,
+            ours=self._layout,
+            wanted=self._wire if as_peer else self._layout,
+            also=state.keys(),
+            bytes_max=sum(tensor.nbytes for tensor in state.values())
+            + 4 * len(self._layout.header)
+            + HEADER_SPARE_BYTES,
+        )
 
     def judge(
         self,

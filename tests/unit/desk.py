@@ -24,7 +24,9 @@ def told(*words: str, code: int = 0) -> str:
 
 
 def data_of(*words: str, code: int = 0) -> Any:
-    document = json.loads(told(*words, "--format", "json", code=code))
+    ended = ran(*words, "--format", "json")
+    assert ended.exit_code == code, ended.output
+    document = json.loads(ended.stdout)
     assert (document["schema_version"], document["status"]) == ("1", "ok")
     return document["data"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ def with_worker(
     *,
     silence_s: float = 120.0,
     on_progress: Callable[[str, int, int], None] = lambda job, done, total: None,
+    on_output: Callable[[str], None] | None = None,
+    full_errors: bool = False,
     **changed: Any,
 ) -> None:
     (tmp_path / "hospital.py").write_text(TASK)
@@ -80,6 +83,8 @@ def with_worker(
             silence_s=silence_s,
             environment={"PYTHONPATH": path},
             on_progress=on_progress,
+            on_output=on_output,
+            full_errors=full_errors,
         )
         try:
             await use(worker)
@@ -189,7 +194,7 @@ def test_a_task_that_cannot_be_built_is_explained_to_the_daemon(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("mode", "error", "words"),
     [
-        ("raise", TaskFailed, r"RuntimeError: no such image \(hospital.py:\d+\)"),
+        ("raise", TaskFailed, r"^RuntimeError \(hospital.py:\d+\)$"),
         ("die", WorkerDied, "SIGKILL"),
         ("full", DiskFull, "No space left on device"),
         ("broken", StoreError, "Input/output error"),
@@ -208,6 +213,37 @@ def test_a_failing_round_is_explained_and_another_worker_takes_over(
         assert (tmp_path / "again").read_bytes() == (tmp_path / "base").read_bytes()
 
     with_worker(tmp_path, use, args={"mode": mode})
+
+
+def test_what_the_users_code_says_is_told_only_if_wanted(tmp_path: Path) -> None:
+    """The text of an exception may name a patient's file."""
+
+    async def use(worker: Worker) -> None:
+        await worker.call("initial", **initial_arguments(tmp_path))
+        with pytest.raises(TaskFailed) as caught:
+            await worker.call("train", **train_arguments(tmp_path))
+        said.append(str(caught.value))
+        await worker.stop()
+
+    for full in (False, True):
+        said: list[str] = []
+        with_worker(tmp_path, use, args={"mode": "raise"}, on_output=said.append, full_errors=full)
+        assert any("the user's own words site-a 3" in line for line in said)
+        assert any("no such image" in line for line in said) is full
+        assert any("Traceback" in line for line in said) is full
+        assert re.search(r"RuntimeError.*\(hospital.py:12\)$", said[-1])
+
+
+def test_the_last_words_of_a_dying_worker_are_heard(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def use(worker: Worker) -> None:
+        await worker.call("initial", **initial_arguments(tmp_path))
+        with pytest.raises(WorkerDied):
+            await worker.call("train", **train_arguments(tmp_path))
+
+    with_worker(tmp_path, use, args={"mode": "die"}, on_output=said.append)
+    assert any("the user's own words" in line for line in said)
 
 
 def test_a_worker_that_says_nothing_is_killed(tmp_path: Path) -> None:
