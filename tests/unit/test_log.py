@@ -101,10 +101,11 @@ def events_in_code() -> set[str]:
                         found.add(str(value.value))
     for path, call in calls():
         assert isinstance(call.func, ast.Attribute)
-        if call.func.attr == "_tell" and path.parent.name == "observe" and len(call.args) > 1:
-            event = call.args[1]
-            if isinstance(event, ast.Constant):
-                found.add(str(event.value))
+        if call.func.attr != "_tell" or path.name not in ("observer.py", "peers.py"):
+            continue
+        event = call.args[1]
+        if isinstance(event, ast.Constant):
+            found.add(str(event.value))
     text = "".join(path.read_text() for path in (PACKAGE / "barrier").glob("*.py"))
     kinds = re.findall(r'Note\("(\w+)"(?: if \w+ else "(\w+)")?', text)
     return (found | {kind for pair in kinds for kind in pair if kind} | {log.LIBRARY}) - {"witness"}
