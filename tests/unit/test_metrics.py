@@ -213,7 +213,9 @@ def test_a_reason_that_no_refusal_has_is_counted_as_what_it_is() -> None:
 def test_a_reason_means_the_same_verdict_everywhere() -> None:
     """In metrics, status and the audit; nobody is rejected for what never arrived."""
     missing = {reason for reason in Reason if fate(False, reason) is Fate.MISSING}
-    assert missing == {"unreachable", "timeout", "truncated", "stale_round", "disk_full"}
+    assert missing == {
+        "unreachable", "timeout", "truncated", "stale_round", "unconfirmed", "disk_full"
+    }  # fmt: skip
     for reason in Reason:
         watched = observer()
         watched.decided(Round(1), "", [Verdict(C, False, reason)])

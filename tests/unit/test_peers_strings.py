@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightyear_node.errors import PeerError
-from lightyear_node.observe.log import _Escaped
+from lightyear_node.observe.log import _Human
 from lightyear_node.records import Digest
 from lightyear_node.store import Store
 from lightyear_node.transport import messages
@@ -36,7 +36,7 @@ SAID = TEXT | NASTY | st.builds(lambda a, b: a + b, NASTY, TEXT)
 def listening() -> Side:
     """A site whose log is written as the daemon writes it."""
     side = Side("site-a")
-    side.observer.log.handlers[0].setFormatter(_Escaped("%(message)s"))
+    side.observer.log.handlers[0].setFormatter(_Human("%(message)s"))
     return side
 
 
