@@ -198,6 +198,7 @@ class _Calls:
                 async with asyncio.timeout(limits.GIVE_UP_S):
                     await context.abort(denied.code, denied.details)
             hang_up({context.peer()})
+            raise asyncio.CancelledError from None  # nobody is left to hear of it
         except (grpc.aio.UsageError, grpc.aio.InternalError):
             # The peer hung up in the middle of an answer, which gRPC would log as our failure.
             raise asyncio.CancelledError from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,10 @@ class Scene:
             for name, value in metrics_of(self.node).items()
             if name.startswith(f"lightyear_{series}_total{{") and all(w in name for w in wanted)
         )
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Metrics may be a second old."""
+        self.federation.wait_until(lambda _: holds(), DEADLINE_S)
 
     def check_that_life_goes_on(self) -> None:
         """Rounds close with the honest sites, and nothing of the other was ever accepted."""
