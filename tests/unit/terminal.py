@@ -24,7 +24,8 @@ COMMAND = [sys.executable, "-m", "lightyear_node"]
 
 def environment(**changes: str) -> dict[str, str]:
     """Of a common terminal, whatever these tests were started in."""
-    kept = {k: v for k, v in package_environment().items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    ours = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+    kept = {key: value for key, value in package_environment().items() if key not in ours}
     return {**kept, "TERM": "xterm-256color", **changes}
 
 
