@@ -138,7 +138,17 @@ def _show(console: Console, entry: RoundEntry) -> None:
         )
     console.print(table)
     for other in data["others"]:
-        line(console, other["kind"], f"record {other['seq']}: {other['body']}")
+        line(console, other["kind"], f"record {other['seq']}: {_in_short(other)}")
+
+
+def _in_short(record: Mapping[str, Any]) -> str:
+    """What a record says, in one line; `--format json` has all of it."""
+    body = record["body"]
+    if record["kind"] == "witness":
+        heard = [one.get("manifest", {}).get("update", {}) for one in body.get("updates", [])]
+        news = [f"{one.get('peer')}'s update of round {one.get('round')}" for one in heard]
+        return f"we have heard of {', '.join(news) or 'nothing new'}"
+    return ", ".join(f"{key} {value}" for key, value in body.items())
 
 
 def _explain(console: Console, data: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from lightyear_node.audit.export import read_export
 from lightyear_node.audit.reasons import WORDS
 from lightyear_node.barrier import Memory
+from lightyear_node.cli.rounds import _in_short
 from lightyear_node.errors import ConfigError, JournalCorrupt
 from lightyear_node.identity import Joined
 from lightyear_node.journal import reading
@@ -316,3 +317,12 @@ def test_there_is_nothing_to_export(home: Path) -> None:
     assert "no records of these rounds" in str(refused("audit", "export", "--from-round", "9"))
     problem = refused("audit", "export", "-o", "nowhere/out")
     assert problem.exit_code == 4
+
+
+def test_records_beside_the_round_are_told_in_a_line() -> None:
+    heard = {"manifest": {"update": {"peer": "site-b", "round": 3}}, "signature": "ab" * 64}
+    witness = {"kind": "witness", "seq": 7, "body": {"updates": [heard]}}
+    assert _in_short(witness) == "we have heard of site-b's update of round 3"
+    assert _in_short({**witness, "body": {}}) == "we have heard of nothing new"
+    pause = {"kind": "operator", "seq": 8, "body": {"command": "pause", "by": "root"}}
+    assert _in_short(pause) == "command pause, by root"
