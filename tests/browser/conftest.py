@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, sync_playwright
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "federation"))
 
-from looking import Look, Visit
+from looking import OPEN, Look, Visit
 from needs import need
 
 
@@ -32,7 +32,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Visit]:
     """Opens pages, and in the end no page may have complained or asked anybody but its node."""
-    looks: list[Look] = []
+    looks = OPEN
+    looks.clear()
 
     def open_page(address: str, *, width: int = 1280, scheme: str = "light") -> Look:
         look = Look.at(browser, address, width, scheme)
@@ -41,7 +42,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
 
     yield open_page
     for look in looks:
-        look.page.context.close()
+        look.leave()
     for look in looks:
         assert look.strangers() == []
         assert look.complaints == []

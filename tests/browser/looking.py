@@ -16,6 +16,9 @@ expect.set_options(timeout=PATIENCE_MS)
 
 Visit = Callable[..., "Look"]
 
+OPEN: list[Look] = []
+"""The pages of the running test: they go before the node does, or would rightly complain."""
+
 
 @dataclass
 class Look:
@@ -23,6 +26,7 @@ class Look:
     address: str
     asked: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    closed: bool = False
 
     @classmethod
     def at(cls, browser: Browser, address: str, width: int, scheme: Any) -> Look:
@@ -39,6 +43,11 @@ class Look:
         page.on("dialog", lambda dialog: look.complaints.append(f"a dialog: {dialog.message}"))
         page.goto(address)
         return look
+
+    def leave(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.page.context.close()
 
     def _failed(self, request: Any) -> None:
         if request.failure == "csp":  # wanted, but never sent

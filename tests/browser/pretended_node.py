@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from looking import OPEN
+
 from lightyear_node.observe.api import Source, api_route
 from lightyear_node.observe.http import HttpServer
 from lightyear_node.observe.static import page_route
@@ -105,4 +107,6 @@ def serving(
     try:
         yield f"http://127.0.0.1:{server.port}/"
     finally:
+        for look in OPEN:
+            look.leave()
         server.close()
