@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test deploy sim bugs fuzz bench lint results stubs clean
+.PHONY: demo test deploy sim bugs fuzz bench lint results stubs pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/lightyear-node demo $(ARGS)
@@ -54,12 +54,21 @@ stubs: $(VENV)/dev
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
 	  proto/lightyear_node/v1/exchange.proto
 
+# constraints.txt anew, with the newest releases of everything but torch, which is chosen by hand.
+pins:
+	rm -rf build/pins && $(PYTHON) -m venv build/pins
+	grep '^torch==' constraints.txt > build/pins/torch
+	build/pins/bin/pip install --quiet -c build/pins/torch '.[dev,fuzz]' hatchling
+	build/pins/bin/pip freeze --exclude lightyear-node | grep -v '^torch==' > build/pins/others
+	grep '^#' constraints.txt | cat - build/pins/torch build/pins/others > build/pins/all
+	mv build/pins/all constraints.txt
+
 $(VENV)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lightyear-node needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# constraints.txt keeps torch from bringing gigabytes of CUDA that the demo does not need.
+# constraints.txt: the very versions that are tested together.
 $(VENV)/demo: $(VENV)/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
 	touch $@

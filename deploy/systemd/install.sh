@@ -12,12 +12,13 @@ python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   { echo "$python is older than 3.11: name another, PYTHON=python3.11 sh $0" >&2; exit 1; }
 
-# The program, in an environment of its own; from a folder of wheels where there is no internet.
+# The program, in an environment of its own, with the versions that were tested together; from a
+# folder of wheels where there is no internet.
 "$python" -m venv /opt/lightyear-node
 if [ $# -gt 0 ]; then
   /opt/lightyear-node/bin/pip install --quiet --upgrade --no-index --find-links "$1" "$what"
 else
-  /opt/lightyear-node/bin/pip install --quiet --upgrade "$what"
+  /opt/lightyear-node/bin/pip install --quiet --upgrade -c "$here/../../constraints.txt" "$what"
 fi
 ln -sf /opt/lightyear-node/bin/lightyear-node /usr/local/bin/lightyear-node
 
