@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "federation"))
 
 from engine import IMAGE, ROOT, Engine, NoEngine
 from needs import need
+from pages import block
 
 WHEELHOUSE = ROOT / "docker" / "wheelhouse"
 
@@ -34,13 +35,9 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def wheelhouse() -> Path:
-    """Everything that an installation without internet needs, as docker/README.md says."""
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
-    subprocess.run(
-        [*pip, "-c", "constraints.txt", "-w", str(WHEELHOUSE), ".[demo]", "hatchling"],
-        cwd=ROOT,
-        check=True,
-    )
+    """Everything that an installation without internet needs."""
+    fetch = block("docs/operators/air-gap.md", "fetch")
+    subprocess.run(["bash", "-ec", fetch], cwd=ROOT, check=True)
     return WHEELHOUSE
 
 

@@ -5,117 +5,30 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from containers import BROKEN, HONEST, HYPHENATED, Federation, wait_until
 from engine import ROOT, Engine
 
-HONEST = ("site-a", "site-b", "site-c", "site-d")
-BROKEN = "site-e"
-PROJECT = "lightyear-test"
-COMPOSE = ("docker-compose", "-f", "docker/compose.yaml", "--profile", "attack")
-DEADLINE_S = 300.0
-READ_METRICS = """
-import sys, urllib.request
-token = open("/federation/metrics.token").read().strip()
-request = urllib.request.Request("http://127.0.0.1:9464/metrics")
-request.add_header("Authorization", "Bearer " + token)
-sys.stdout.write(urllib.request.urlopen(request, timeout=10).read().decode())
-"""
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-        time.sleep(1)
-
-
-class Federation:
-    """The containers of one `up`."""
-
-    def __init__(self, engine: Engine, image: str) -> None:
-        self.engine = engine
-        self.ports = {"HTTP_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
-        self._environment = {
-            "COMPOSE_PROJECT_NAME": PROJECT,
-            "LIGHTYEAR_IMAGE": image,
-            "BASE_IMAGE": engine.base_image,
-            "ROUNDS": "5000",
-            **self.ports,
-        }
-
-    def compose(self, *arguments: str, profiles: tuple[str, ...] = (), **more: str) -> str:
-        chosen = [word for profile in profiles for word in ("--profile", profile)]
-        done = self.engine.run(*COMPOSE, *chosen, *arguments, **self._environment, **more)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return done.stdout
-
-    def container(self, site: str) -> str:
-        label = f"label=com.docker.compose.project={PROJECT}"
-        service = f"label=com.docker.compose.service={site}"
-        return self.engine.docker("ps", "-aq", "--filter", label, "--filter", service)
-
-    def inside(self, site: str, *command: str, check: bool = True) -> str:
-        return self.engine.docker("exec", self.container(site), *command, check=check)
-
-    def state(self, site: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.engine.docker("inspect", self.container(site)))[0]
-        return found
-
-    def is_healthy(self, site: str) -> bool:
-        return bool(self.state(site)["State"].get("Health", {}).get("Status") == "healthy")
-
-    def status(self, site: str) -> dict[str, Any]:
-        answer = self.inside(site, "lightyear-node", "status", "--format", "json")
-        found: dict[str, Any] = json.loads(answer)["data"]
-        return found
-
-    def round(self, site: str) -> int:
-        return int(self.status(site)["round"])
-
-    def metrics(self, site: str) -> dict[str, float]:
-        lines = self.inside(site, "python3", "-c", READ_METRICS).splitlines()
-        matches = (re.fullmatch(r"([^#]\S*(?:\{.*\})?) (\S+)", line) for line in lines)
-        return {match[1]: float(match[2]) for match in matches if match}
-
-    def verdicts(self, site: str, peer: str, verdict: str) -> float:
-        """How often a site has come to a verdict about a peer, for whatever reason."""
-        named = f'lightyear_peer_verdicts_total{{peer="{peer}",'
-        counts = self.metrics(site).items()
-        return sum(
-            value
-            for name, value in counts
-            if name.startswith(named) and f'verdict="{verdict}"' in name
-        )
+ALL = (*HONEST, BROKEN)
 
 
 @pytest.fixture(scope="module")
 def federation(engine: Engine, image: str) -> Iterator[Federation]:
-    sites = Federation(engine, image)
-    sites.compose("up", "-d")
+    sites = Federation(engine, image, HYPHENATED, "lightyear-test", rounds=5000)
+    sites.compose("up", "-d", profiles=("attack",))
     try:
-        for site in (*HONEST, BROKEN):
+        for site in ALL:
             wait_until(lambda site=site: sites.is_healthy(site), f"{site} is healthy")
         yield sites
     finally:
-        for site in (*HONEST, BROKEN):
-            print(
-                f"--- {site}", engine.run("docker", "logs", "--tail", "40", sites.container(site))
-            )
-        sites.compose("down", "-v", "--timeout", "30", profiles=("monitoring",))
+        for site in ALL:
+            print(f"--- {site}", sites.logs(site)[-4000:])
+        sites.compose("down", "-v", "--timeout", "30", profiles=("attack", "monitoring"))
 
 
 def test_the_broken_site_is_rejected_by_all_and_nobody_else_is(federation: Federation) -> None:
@@ -127,14 +40,14 @@ def test_the_broken_site_is_rejected_by_all_and_nobody_else_is(federation: Feder
         assert federation.verdicts(site, BROKEN, "accepted") == 0
         for peer in HONEST:
             if peer != site:
-                # With so few samples, models that have hardly begun to learn may not agree yet.
+                # Five sites have so few samples that one may not fit at the very beginning.
                 accepted = federation.verdicts(site, peer, "accepted")
-                assert accepted >= 4, (site, peer)
-                assert federation.verdicts(site, peer, "rejected") <= accepted / 3, (site, peer)
+                assert accepted >= 5, (site, peer)
+                assert federation.verdicts(site, peer, "rejected") <= 1, (site, peer)
 
 
 def test_containers_are_confined(federation: Federation) -> None:
-    for site in (*HONEST, BROKEN):
+    for site in ALL:
         assert federation.inside(site, "id", "-u") == "10001"
         for place in ("/x", "/etc/x", "/opt/lightyear-node/x", "/federation/x"):
             refused = federation.engine.run(
@@ -166,7 +79,7 @@ def test_a_killed_site_is_back_in_its_round_without_evidence(federation: Federat
 
 
 def test_a_site_without_network_comes_back_by_itself(federation: Federation) -> None:
-    network = f"{PROJECT}_hospitals"
+    network = f"{federation.project}_hospitals"
     reachable = 'lightyear_peer_reachable{peer="site-c"}'
     federation.engine.docker("network", "disconnect", network, federation.container("site-c"))
     try:
@@ -203,7 +116,7 @@ def test_prometheus_sees_the_rejected_site(federation: Federation, tmp_path: Pat
     federation.engine.docker("build", "-q", "-t", "lightyear-prometheus:test", str(tmp_path))
     federation.compose(
         "up", "-d", "prometheus",
-        profiles=("monitoring",), PROMETHEUS_IMAGE="lightyear-prometheus:test",
+        profiles=("attack", "monitoring"), PROMETHEUS_IMAGE="lightyear-prometheus:test",
     )  # fmt: skip
     rejected = (
         f'sum by (instance) (lightyear_peer_verdicts_total{{peer="{BROKEN}",verdict="rejected"}})'
@@ -237,10 +150,4 @@ def query(port: str, expression: str) -> dict[str, float]:
 
 def test_everything_ends_cleanly(federation: Federation) -> None:
     """The last one: it stops the sites."""
-    federation.compose("stop", "--timeout", "30")
-    for site in (*HONEST, BROKEN):
-        assert federation.state(site)["State"]["ExitCode"] == 0, site
-        assert (
-            "Traceback"
-            not in federation.engine.run("docker", "logs", federation.container(site)).stderr
-        )
+    federation.check_stopped_cleanly(ALL, "attack")

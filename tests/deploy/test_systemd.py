@@ -1,81 +1,37 @@
-"""The systemd unit on two machines with a real systemd, installed as its README says.
-
-The machines are containers whose first process is systemd.  One line of the unit cannot be kept
-there: a container that may make user namespaces is more than this engine may give.
-"""
+"""The systemd unit on two machines: started, reloaded, killed, changed and upgraded."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from engine import ROOT, Engine
+from machines import DOCKERFILE, HOST_IMAGE, NETWORK, SITES, Machine, install, wait_until
+from pages import block
 
-SITES = ("site-a", "site-b")
-NETWORK = "lightyear-systemd"
-HOST_IMAGE = "lightyear-systemd:test"
-DEADLINE_S = 240.0
-DOCKERFILE = """
-FROM {base}
-RUN apt-get update -qq \
- && apt-get install -y -qq --no-install-recommends systemd dbus procps >/dev/null \
- && rm -rf /var/lib/apt/lists/*
-STOPSIGNAL SIGRTMIN+3
-CMD ["/lib/systemd/systemd"]
-"""
-AS_NODE = ("runuser", "-u", "lightyear", "--", "lightyear-node")
+HOME = "/var/lib/lightyear-node"
+TASK = '''
+"""A hospital's own task: it looks at what the service lets it see."""
+
+from pathlib import Path
+
+from lightyear_node.tasks import digits
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-        time.sleep(1)
-
-
-class Machine:
-    def __init__(self, engine: Engine, name: str, wheelhouse: Path) -> None:
-        self.name = name
-        self._engine = engine
-        engine.docker("rm", "-f", name, check=False)
-        engine.docker(
-            "run", "-d", "--name", name, "--hostname", name, "--network", NETWORK,
-            "--cgroupns=private", "--cap-add", "SYS_ADMIN", "--security-opt", "seccomp=unconfined",
-            "--security-opt", "apparmor=unconfined", "--tmpfs", "/run", "--tmpfs", "/tmp",
-            "-v", f"{ROOT / 'deploy'}:/deploy:ro", "-v", f"{wheelhouse}:/wheelhouse:ro", HOST_IMAGE,
-        )  # fmt: skip
-
-    def do(self, *command: str, check: bool = True) -> str:
-        return self._engine.docker("exec", "-w", "/root", self.name, *command, check=check)
-
-    def is_up(self) -> bool:
-        running = self._engine.docker("inspect", "-f", "{{.State.Running}}", self.name)
-        assert running == "true", self._engine.docker("logs", self.name)
-        return self.do("systemctl", "is-system-running", check=False) in ("running", "degraded")
-
-    def node(self, *arguments: str) -> str:
-        command = ("exec", "-w", "/var/lib/lightyear-node", self.name, *AS_NODE, *arguments)
-        return self._engine.docker(*command)
-
-    def shows(self, what: str) -> str:
-        return self.do("systemctl", "show", "-p", what, "--value", "lightyear-node")
-
-    def round(self) -> int:
-        answer = self._engine.run(
-            "docker", "exec", "-w", "/var/lib/lightyear-node", self.name,
-            *AS_NODE, "status", "--format", "json",
-        )  # fmt: skip
-        return int(json.loads(answer.stdout)["data"]["round"]) if answer.returncode == 0 else -1
-
-    def write(self, path: str, text: str) -> None:
-        subprocess.run(
-            ["docker", "exec", "-i", self.name, "sh", "-c", f"cat > {path}"],
-            input=text, text=True, check=True, env=self._engine.environment,
-        )  # fmt: skip
+def build(data_root, site_index, site_count, seed):
+    assert Path(data_root, "images").read_text() == "patients"
+    for forbidden in (Path(data_root, "new"), Path("/etc/new"), Path("/var/new")):
+        try:
+            forbidden.touch()
+        except OSError:
+            continue
+        raise AssertionError(f"{forbidden} can be written")
+    return digits.build(site_index, site_count, seed)
+'''
 
 
 @pytest.fixture(scope="module")
@@ -94,30 +50,6 @@ def machines(
             print(machine.do("journalctl", "-u", "lightyear-node", "--no-pager", check=False))
             engine.docker("rm", "-f", machine.name, check=False)
         engine.docker("network", "rm", NETWORK, check=False)
-
-
-def install(machines: list[Machine]) -> list[Machine]:
-    """As a hospital's administrator does it."""
-    lines = []
-    for machine in machines:
-        wait_until(machine.is_up, "systemd runs")
-        machine.do(
-            "env", "PACKAGE=lightyear-node[demo]", "sh", "/deploy/systemd/install.sh", "/wheelhouse"
-        )
-        machine.node("init", ".", "--name", machine.name, "--address", f"{machine.name}:7443")
-        lines.append(machine.node("id"))
-    first, *others = machines
-    first.node("peers", "add", "--federation", "two", "--rounds", "5000", *lines)
-    agreed = first.do("cat", "/var/lib/lightyear-node/peers.yaml")
-    for machine in others:
-        machine.write("/var/lib/lightyear-node/peers.yaml", agreed)
-    for machine in machines:
-        machine.do("mkdir", "-p", "/etc/systemd/system/lightyear-node.service.d")
-        drop_in = "[Service]\nPrivateUsers=no\nWatchdogSec=10\n"
-        machine.write("/etc/systemd/system/lightyear-node.service.d/test.conf", drop_in)
-        machine.do("systemctl", "daemon-reload")
-        machine.do("systemctl", "enable", "--now", "lightyear-node")
-    return machines
 
 
 def test_it_starts_when_it_is_ready_and_says_what_it_does(machines: list[Machine]) -> None:
@@ -162,7 +94,7 @@ def test_a_node_that_hangs_is_found_by_the_watchdog(machines: list[Machine]) -> 
 
 def test_bad_settings_are_not_tried_again_and_again(machines: list[Machine]) -> None:
     machine = machines[1]
-    settings = "/var/lib/lightyear-node/node.yaml"
+    settings = f"{HOME}/node.yaml"
     good = machine.do("cat", settings)
     machine.do("systemctl", "stop", "lightyear-node")
     assert machine.shows("ExecMainStatus") == "0"
@@ -175,3 +107,65 @@ def test_bad_settings_are_not_tried_again_and_again(machines: list[Machine]) -> 
     machine.do("systemctl", "reset-failed", "lightyear-node")
     machine.do("systemctl", "start", "lightyear-node")
     wait_until(lambda: machine.round() >= 0, "it is back")
+
+
+def test_a_task_of_our_own_sees_the_data_it_is_shown_and_nothing_else(
+    machines: list[Machine],
+) -> None:
+    page, machine = "deploy/systemd/README.md", machines[0]
+    machine.do("mkdir", "-p", "/srv/xray", "/srv/task")
+    machine.write("/srv/xray/images", "patients")
+    machine.write("/srv/task/chest_xray.py", TASK)
+    drop_ins = "/etc/systemd/system/lightyear-node.service.d"
+    machine.write(f"{drop_ins}/override.conf", block(page, "drop-in"))
+    good = machine.do("cat", f"{HOME}/node.yaml")
+    machine.write(f"{HOME}/node.yaml", f"{good}\n{block(page, 'task')}")
+    machine.do("systemctl", "stop", "lightyear-node")
+    machine.type(block(page, "try"), folder="/root")
+    machine.do("systemctl", "daemon-reload")
+    reached = machines[1].round()
+    machine.do("systemctl", "start", "lightyear-node")
+    wait_until(lambda: machine.round() > reached, "it trains on what it is shown")
+    seen = f"/proc/{machine.shows('MainPID')}/root"
+    assert machine.do("ls", f"{seen}/var/data") == "xray"
+    assert machine.do("ls", "-d", f"{seen}/srv/xray", check=False) == ""
+    machine.do("rm", f"{drop_ins}/override.conf")
+    machine.write(f"{HOME}/node.yaml", good)
+    machine.do("systemctl", "daemon-reload")
+    machine.do("systemctl", "restart", "lightyear-node")
+
+
+def repository(folder: Path, version: str) -> Path:
+    """A copy of ours, at some version."""
+    copy = folder / version
+    for name in ("lightyear_node", "deploy"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for named in (copy / "pyproject.toml", copy / "lightyear_node" / "__init__.py"):
+        text, count = re.subn(
+            r'(version\w* = )"[\d.]+"', rf'\1"{version}"', named.read_text(), count=1
+        )
+        assert count == 1, named
+        named.write_text(text)
+    return copy
+
+
+def test_upgrade_and_rollback(machines: list[Machine], tmp_path: Path) -> None:
+    """One of two sites, while the other one goes on."""
+    machine, other = machines
+    # The hospital's own package index.
+    machine.write("/etc/pip.conf", "[global]\nno-index = true\nfind-links = /wheelhouse\n")
+    for version in ("9.9.9", "0.1.0"):
+        machine.copy(repository(tmp_path, version), "/root")
+        before = machine.round()
+        said = machine.type(block("docs/operators/upgrade.md", "upgrade"), f"/root/{version}")
+        assert other.name in said, said
+        assert machine.node("--version") == f"lightyear-node {version}"
+        assert machine.shows("ActiveState") == "active"
+        wait_until(lambda before=before: machine.round() > before, "it goes on where it was")
+        reached = machine.round()
+        wait_until(lambda reached=reached: other.round() > reached, "the other goes on with it")
+        wait_until(lambda: "✓ accepted" in machine.node("status"), "models fit")
+    told = json.loads(other.node("status", "--format", "json"))["data"]
+    assert not told["quarantined"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from engine import ROOT
+from pages import block
 
 IMPORTS = """
 import google.protobuf
@@ -23,9 +24,10 @@ print(google.protobuf.__version__)
 """
 
 
-def run(*command: str | Path, **environment: str) -> str:
+def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> str:
     done = subprocess.run(
         [str(word) for word in command],
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": "", **environment},
         capture_output=True,
         text=True,
@@ -85,14 +87,15 @@ def test_the_stubs_work_with_the_oldest_and_the_newest_protobuf(
     assert said.startswith(release.lstrip("=>")[0])
 
 
-def test_the_bill_of_materials_names_every_dependency(tmp_path: Path) -> None:
-    made = tmp_path / "sbom.json"
-    run(
-        Path(sys.executable).parent / "cyclonedx-py", "environment", sys.executable,
-        "--pyproject", ROOT / "pyproject.toml", "--of", "JSON", "-o", made,
-    )  # fmt: skip
-    bill = json.loads(made.read_text())
+@pytest.mark.usefixtures("wheelhouse")
+def test_what_is_carried_over_is_described_and_compared() -> None:
+    page = "docs/operators/air-gap.md"
+    run("bash", "-ec", block(page, "describe"), cwd=ROOT)
+    bill = json.loads((ROOT / "build" / "sbom.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
     assert bill["metadata"]["component"]["name"] == "lightyear-node"
-    names = {component["name"].lower() for component in bill["components"]}
-    assert {"torch", "grpcio", "protobuf", "cryptography", "safetensors", "zstandard"} <= names
+    listed = {component["name"].lower() for component in bill["components"]}
+    assert {"torch", "grpcio", "protobuf", "cryptography", "safetensors", "zstandard"} <= listed
+    assert not {"pytest", "cyclonedx-bom"} & listed, "it lists what is carried, no more"
+    said = run("bash", "-ec", block(page, "compare"), cwd=ROOT)
+    assert said.count(": OK") >= len(listed) - 1, said

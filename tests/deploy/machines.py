@@ -1,0 +1,108 @@
+"""Machines with a real systemd, on which the unit is installed as its README says.
+
+They are containers whose first process is systemd.  One line of the unit cannot be kept there: a
+container that may make user namespaces is more than this engine may give.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine import ROOT, Engine
+
+SITES = ("site-a", "site-b")
+NETWORK = "lightyear-systemd"
+HOST_IMAGE = "lightyear-systemd:test"
+DEADLINE_S = 240.0
+DOCKERFILE = """
+FROM {base}
+RUN apt-get update -qq \
+ && apt-get install -y -qq --no-install-recommends systemd dbus procps sudo >/dev/null \
+ && rm -rf /var/lib/apt/lists/*
+STOPSIGNAL SIGRTMIN+3
+CMD ["/lib/systemd/systemd"]
+"""
+AS_NODE = ("runuser", "-u", "lightyear", "--", "lightyear-node")
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
+        time.sleep(1)
+
+
+class Machine:
+    def __init__(self, engine: Engine, name: str, wheelhouse: Path) -> None:
+        self.name = name
+        self._engine = engine
+        engine.docker("rm", "-f", name, check=False)
+        engine.docker(
+            "run", "-d", "--name", name, "--hostname", name, "--network", NETWORK,
+            "--cgroupns=private", "--cap-add", "SYS_ADMIN", "--security-opt", "seccomp=unconfined",
+            "--security-opt", "apparmor=unconfined", "--tmpfs", "/run", "--tmpfs", "/tmp",
+            "-v", f"{ROOT / 'deploy'}:/deploy:ro", "-v", f"{wheelhouse}:/wheelhouse:ro", HOST_IMAGE,
+        )  # fmt: skip
+
+    def do(self, *command: str, check: bool = True) -> str:
+        return self._engine.docker("exec", "-w", "/root", self.name, *command, check=check)
+
+    def is_up(self) -> bool:
+        running = self._engine.docker("inspect", "-f", "{{.State.Running}}", self.name)
+        assert running == "true", self._engine.docker("logs", self.name)
+        return self.do("systemctl", "is-system-running", check=False) in ("running", "degraded")
+
+    def node(self, *arguments: str) -> str:
+        command = ("exec", "-w", "/var/lib/lightyear-node", self.name, *AS_NODE, *arguments)
+        return self._engine.docker(*command)
+
+    def shows(self, what: str) -> str:
+        return self.do("systemctl", "show", "-p", what, "--value", "lightyear-node")
+
+    def round(self) -> int:
+        answer = self._engine.run(
+            "docker", "exec", "-w", "/var/lib/lightyear-node", self.name,
+            *AS_NODE, "status", "--format", "json",
+        )  # fmt: skip
+        return int(json.loads(answer.stdout)["data"]["round"]) if answer.returncode == 0 else -1
+
+    def type(self, script: str, folder: str) -> str:
+        """As an administrator does, in a shell."""
+        return self._engine.docker("exec", "-w", folder, self.name, "bash", "-ec", script)
+
+    def copy(self, source: Path, target: str) -> None:
+        self._engine.docker("cp", str(source), f"{self.name}:{target}")
+
+    def write(self, path: str, text: str) -> None:
+        subprocess.run(
+            ["docker", "exec", "-i", self.name, "sh", "-c", f"cat > {path}"],
+            input=text, text=True, check=True, env=self._engine.environment,
+        )  # fmt: skip
+
+
+def install(machines: list[Machine]) -> list[Machine]:
+    """As a hospital's administrator does it."""
+    lines = []
+    for machine in machines:
+        wait_until(machine.is_up, "systemd runs")
+        machine.do(
+            "env", "PACKAGE=lightyear-node[demo]", "sh", "/deploy/systemd/install.sh", "/wheelhouse"
+        )
+        machine.node("init", ".", "--name", machine.name, "--address", f"{machine.name}:7443")
+        lines.append(machine.node("id"))
+    first, *others = machines
+    first.node("peers", "add", "--federation", "two", "--rounds", "5000", *lines)
+    agreed = first.do("cat", "/var/lib/lightyear-node/peers.yaml")
+    for machine in others:
+        machine.write("/var/lib/lightyear-node/peers.yaml", agreed)
+    for machine in machines:
+        machine.do("mkdir", "-p", "/etc/systemd/system/lightyear-node.service.d")
+        drop_in = "[Service]\nPrivateUsers=no\nWatchdogSec=10\n"
+        machine.write("/etc/systemd/system/lightyear-node.service.d/test.conf", drop_in)
+        machine.do("systemctl", "daemon-reload")
+        machine.do("systemctl", "enable", "--now", "lightyear-node")
+    return machines

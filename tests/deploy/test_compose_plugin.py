@@ -1,0 +1,38 @@
+"""`docker compose up --build`, as docker/README.md begins: the plugin, and BuildKit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from containers import HONEST, PLUGIN, Federation, wait_until
+from engine import Engine
+from needs import need
+
+ROUNDS = 20
+
+
+@pytest.mark.usefixtures("wheelhouse")
+def test_four_sites_train_to_the_end_and_reject_nobody(engine: Engine) -> None:
+    for plugin in ("compose", "buildx"):
+        found = engine.run("docker", plugin, "version").returncode == 0
+        need(None if found else f"docker has no plugin `{plugin}`")
+    sites = Federation(engine, "lightyear-node:plugin", PLUGIN, "lightyear-plugin", ROUNDS)
+    try:
+        sites.compose("up", "--build", "-d")
+        for site in HONEST:
+            wait_until(
+                lambda site=site: sites.is_healthy(site) and sites.status(site)["finished"],
+                f"{site} has finished",
+            )
+        for site in HONEST:
+            said = sites.inside(site, "lightyear-node", "rounds", "list", "--format", "json")
+            rounds = json.loads(said)["data"]
+            assert len(rounds) == ROUNDS
+            assert not [one for one in rounds if one["rejected"]], site
+            # On a busy machine, one may come too late for a round.
+            complete = [one for one in rounds if one["accepted"] == len(HONEST) - 1]
+            assert len(complete) >= ROUNDS - 2, site
+        sites.check_stopped_cleanly(HONEST)
+    finally:
+        sites.compose("down", "-v", "--timeout", "30")
