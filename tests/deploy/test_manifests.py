@@ -15,7 +15,10 @@ from needs import need
 
 EXPOSURE_MAX = 1.5
 OVERLAYS = ("cpu", "gpu", "monitoring")
-SCRIPTS = ("docker/make-sites", "docker/pip-install", "deploy/systemd/install.sh", ".ci/run")
+SCRIPTS = (
+    *("docker/make-sites", "docker/pip-install", "deploy/systemd/install.sh"),
+    *(".ci/run", ".ci/docker-plugins"),
+)
 
 
 def checked(*command: str | Path) -> str:
