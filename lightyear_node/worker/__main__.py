@@ -49,6 +49,8 @@ def main() -> None:
         keep_texts_out()
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
+    # What the task prints is told line by line, and not when some buffer is full.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     jobs: queue.Queue[str] = queue.Queue(maxsize=4)
     threading.Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
 

@@ -1,7 +1,8 @@
 """The operators' handbook, acted out: every hospital on a host of its own, with its own folder.
 
-A page says in comments, which readers do not see, where each block of commands is typed and which
-file is mailed to whom.  Blocks are run as they are written; one that starts a node goes on running.
+A page says in comments, which readers do not see, where the commands that follow are typed, which
+settings are made where, and which file is mailed to whom.  Commands are run as they are written;
+one that starts a node goes on running.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from asking import DEADLINE_S
 from hosts import Hosts
 
@@ -28,8 +30,9 @@ START = "lightyear-node start"
 OLD = "SHA256:OLD"
 """Stands in a page for the fingerprint that an earlier step has named."""
 _STEP = re.compile(
-    r"<!-- at (?P<where>[^:>]+): (?P<title>[^(>]+?)(?: \(ends with (?P<code>\d+)\))? -->\n"
-    r"```bash\n(?P<script>.*?)```"
+    r"<!-- (?:in (?P<settings>\S+) )?at (?P<where>[^:>]+): (?P<title>[^(>]+?)"
+    r"(?: \((?:ends with (?P<code>\d+)|(?P<stays>goes on))\))? -->\s*"
+    r"(?:```(?:bash|yaml)\n(?P<block>.*?)```|`(?P<words>[^`]+)`)"
     r"|<!-- mail (?P<file>\S+) from (?P<sender>\S+) to (?P<receivers>[^>]+?) -->",
     re.DOTALL,
 )
@@ -42,8 +45,20 @@ class Typed:
 
     where: tuple[str, ...]
     title: str
-    script: str
+    text: str
     code: int
+    stays: bool
+    """It goes on while other things are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """What is written into a file of settings."""
+
+    where: tuple[str, ...]
+    title: str
+    file: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +68,22 @@ class Mailed:
     receivers: tuple[str, ...]
 
 
-def steps(page: str) -> Iterator[Typed | Mailed]:
+Step = Typed | Set | Mailed
+
+
+def steps(page: str) -> Iterator[Step]:
     found = list(_STEP.finditer((PAGES / page).read_text()))
     assert found, f"{page} has nothing to do in it"
     for step in found:
         if step["file"]:
             yield Mailed(step["file"], step["sender"], _names(step["receivers"]))
+            continue
+        where, title, text = _names(step["where"]), step["title"], step["block"] or step["words"]
+        if step["settings"]:
+            yield Set(where, title, step["settings"], text)
         else:
-            code = int(step["code"] or 0)
-            yield Typed(_names(step["where"]), step["title"], step["script"], code)
+            stays = text.startswith(START) or step["stays"] is not None
+            yield Typed(where, title, text, int(step["code"] or 0), stays)
 
 
 def _names(listed: str) -> tuple[str, ...]:
@@ -85,8 +107,9 @@ class Hospitals(Hosts):
             "LIGHTYEAR_WORKER_THREADS": "1",
             "OMP_NUM_THREADS": "1",
         }
-        self._pages: dict[str, Iterator[Typed | Mailed]] = {}
-        self._old = OLD
+        self._pages: dict[str, Iterator[Step]] = {}
+        self.examples = {OLD: OLD}
+        """What stands in a page for something that only shows when it is followed."""
 
     def _moved(self, home: SiteHome) -> SiteHome:
         """There is nothing to move: what listens where, the handbook says."""
@@ -104,20 +127,47 @@ class Hospitals(Hosts):
             self.end(name, signal.SIGKILL)
         super().__exit__(*why)
 
-    def follow(self, page: str, until: str) -> dict[str, str]:
-        """Go on in a page, up to the next step of this title; what that said, by hospital."""
+    def follow(self, page: str, until: str, without: Collection[str] = ()) -> dict[str, str]:
+        """Go on in a page, up to the next step of this title; what that said, by hospital.
+
+        What was done in another way is left out.
+        """
         left = self._pages.setdefault(page, steps(page))
         for step in left:
             if isinstance(step, Mailed):
                 self._mail(step)
-                continue
-            said = {where: self._type(where, step) for where in self._at_which(step)}
-            if step.title == until:
-                return said
+            elif step.title not in without:
+                said = {where: self._do(where, step) for where in self._at_which(step)}
+                if step.title == until:
+                    return said
         raise AssertionError(f"{page} has no further step `{until}`")
 
-    def unread(self) -> list[Typed | Mailed]:
+    def unread(self) -> list[Step]:
         return [step for left in self._pages.values() for step in left]
+
+    def type(self, name: str, script: str, code: int = 0) -> str:
+        """What it says, to whichever stream."""
+        for example, real in self.examples.items():
+            script = script.replace(example, real)
+        ended = subprocess.run(
+            [*self._shell(name), script],
+            cwd=self.home[name].directory,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        said = ended.stdout + ended.stderr
+        assert ended.returncode == code, f"at {name}:\n{script}\n{said}"
+        if named := re.search(r"--fingerprint (SHA256:\S+)`", ended.stderr):
+            self.examples[OLD] = named[1]
+        return said
+
+    def settle(self, name: str, text: str, file: str = "node.yaml") -> None:
+        """Write settings in place of those of the same name, as somebody does with an editor."""
+        path = self.home[name].directory / file
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | yaml.safe_load(text)))
 
     def start(self, name: str, script: str = f"{START} --peers peers.yaml") -> None:
         home = self.home[name]
@@ -136,6 +186,10 @@ class Hospitals(Hosts):
         node.send_signal(number)
         node.wait(60)
 
+    def restart(self, name: str) -> None:
+        self.end(name)
+        self.start(name)
+
     def wait_for_end(self, name: str) -> int:
         return self._nodes.pop(name).wait(DEADLINE_S)
 
@@ -146,7 +200,7 @@ class Hospitals(Hosts):
         for name, node in self._nodes.items():
             assert node.poll() is None, f"{name} has ended:\n{self.log(name)[-3000:]}"
 
-    def _at_which(self, step: Typed) -> Iterable[str]:
+    def _at_which(self, step: Typed | Set) -> Iterable[str]:
         return self.members if step.where == (EVERYWHERE,) else step.where
 
     def _mail(self, letter: Mailed) -> None:
@@ -154,24 +208,14 @@ class Hospitals(Hosts):
             sent = self.home[letter.sender].directory / letter.file
             shutil.copyfile(sent, self.home[receiver].directory / letter.file)
 
-    def _type(self, name: str, step: Typed) -> str:
-        if step.script.startswith(START):
-            self.start(name, step.script)
-            return ""
-        ended = subprocess.run(
-            [*self._shell(name), step.script.replace(OLD, self._old)],
-            cwd=self.home[name].directory,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-        said = ended.stdout + ended.stderr
-        assert ended.returncode == step.code, f"at {name}:\n{step.script}\n{said}"
-        if named := re.search(r"--fingerprint (SHA256:\S+)`", ended.stderr):
-            self._old = named[1]
-        return said
+    def _do(self, name: str, step: Typed | Set) -> str:
+        if isinstance(step, Set):
+            self.settle(name, step.text, step.file)
+        elif step.stays:
+            self.start(name, step.text)
+        else:
+            return self.type(name, step.text, step.code)
+        return ""
 
     def _shell(self, name: str) -> list[str]:
         there = ["ip", "netns", "exec", self._namespaces[PeerName(name)]]

@@ -14,13 +14,16 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from lightyear_node.lab.federation import START, Federation, SiteHome
 from lightyear_node.records import PeerName
+
+Calls = Mapping[int, Collection[PeerName]]
+"""Who calls, or is called, at which port."""
 
 PORT = 7000
 DEVICE = "eth0"
@@ -32,13 +35,14 @@ START_THERE = ("sh", "-c", f'exec ip netns exec "$(cat {MARK})" "$@"', "sh", *ST
 """In its own host; the shell and `ip` become the site, so its process number is known."""
 
 
-def why_not() -> str | None:
-    """What this machine lacks for having hosts, if anything."""
+def why_not(*tools: str) -> str | None:
+    """What this machine lacks for having hosts, with these further tools, if anything."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for tool in ("ip", "tc", "iptables"):
+    for tool in ("ip", "tc", "iptables", *tools):
         if shutil.which(tool) is None:
-            return f"`{tool}` is not installed (apt install iproute2 iptables)"
+            package = "iproute2" if tool in ("ip", "tc") else tool
+            return f"`{tool}` is not installed (apt install {package})"
     trial = f"ly-{os.getpid()}-trial"
     made = subprocess.run(["ip", "netns", "add", trial], capture_output=True, text=True)
     if made.returncode != 0:
@@ -53,6 +57,7 @@ class Hosts:
     def __init__(self, homes: Sequence[SiteHome]) -> None:
         self._namespaces = {home.name: f"ly-{os.getpid()}-{home.name}" for home in homes}
         self._bridge = f"ly-{os.getpid()}-bridge"
+        self._gateways: list[str] = []
         self._ips = {home.name: f"10.77.0.{n}" for n, home in enumerate(homes, start=1)}
         self.homes = [self._moved(home) for home in homes]
 
@@ -70,7 +75,7 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for namespace in (*self._namespaces.values(), self._bridge):
+        for namespace in (*self._namespaces.values(), *self._gateways, self._bridge):
             _remove(namespace)
 
     def federation(self) -> Federation:
@@ -107,6 +112,45 @@ class Hosts:
         """What a site sends leaves at this rate, such as `1mbit`."""
         bucket = ("tbf", "rate", rate, "burst", "16kb", "latency", "400ms")
         self.run(name, "tc", "qdisc", "replace", "dev", DEVICE, "root", *bucket)
+
+    def put_behind_nat(self, name: PeerName, port: int) -> None:
+        """A gateway takes the host's address, forwards one port to it, and lets it call out."""
+        gateway, inside, host = f"{self._namespaces[name]}-nat", "192.168.77.1", "192.168.77.2"
+        self._gateways.append(gateway)
+        _run("ip", "netns", "add", gateway)
+        self.run(name, "ip", "link", "set", DEVICE, "netns", gateway)
+        cable = ("peer", "name", DEVICE, "netns", self._namespaces[name])
+        self._at(gateway, "ip", "link", "add", "inside", "type", "veth", *cable)
+        for at, ip, device in (
+            (gateway, self._ips[name], DEVICE),
+            (gateway, inside, "inside"),
+            (self._namespaces[name], host, DEVICE),
+        ):
+            self._at(at, "ip", "address", "add", f"{ip}/24", "dev", device)
+            self._at(at, "ip", "link", "set", device, "up")
+        self.run(name, "ip", "route", "add", "default", "via", inside)
+        self._at(gateway, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        nat = ("iptables", "-t", "nat", "-A")
+        forwarded = ("-p", "tcp", "--dport", str(port), "-j", "DNAT", "--to", f"{host}:{port}")
+        self._at(gateway, *nat, "PREROUTING", "-i", DEVICE, *forwarded)
+        self._at(gateway, *nat, "POSTROUTING", "-o", DEVICE, "-j", "MASQUERADE")
+
+    def let_through(self, name: PeerName, calls_in: Calls, calls_out: Calls) -> None:
+        """A firewall: connections from and to these only, by port; all others are dropped."""
+        for chain, flag, calls in (("INPUT", "-s", calls_in), ("OUTPUT", "-d", calls_out)):
+            begin = ("iptables", "-A", chain)
+            self.run(name, *begin, "-i" if chain == "INPUT" else "-o", "lo", "-j", "ACCEPT")
+            for port, others in calls.items():
+                for other in others:
+                    call = (flag, self._ips[other], "-p", "tcp", "--dport", str(port))
+                    self.run(name, *begin, *call, "-j", "ACCEPT")
+            self.run(name, *begin, "-m", "conntrack", "--ctstate", "NEW", "-j", "DROP")
+
+    def stopped_on_the_way_out(self, name: PeerName) -> int:
+        """How many packets of further calls the firewall has seen."""
+        *_, last = self.run(name, "iptables", "-nvxL", "OUTPUT").strip().splitlines()
+        assert "DROP" in last
+        return int(last.split()[0])
 
     def heal(self) -> None:
         for name in self._namespaces:

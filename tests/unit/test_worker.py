@@ -81,7 +81,8 @@ def with_worker(
         worker = Worker(
             opening(**changed),
             silence_s=silence_s,
-            environment={"PYTHONPATH": path},
+            # As most machines have it: Python keeps back what is printed into a pipe.
+            environment={"PYTHONPATH": path, "PYTHONUNBUFFERED": ""},
             on_progress=on_progress,
             on_output=on_output,
             full_errors=full_errors,
