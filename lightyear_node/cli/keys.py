@@ -55,7 +55,7 @@ def init(
         str | None,
         typer.Option(
             help="host:port of metrics and health, on loopback.",
-            show_default="127.0.0.1, --address's port + 2021: 9464 for 7443",
+            show_default="127.0.0.1, the port to listen on + 2021: 9464 for 7443",
         ),
     ] = None,
     format: FormatOption = Format.TABLE,
@@ -67,12 +67,14 @@ def init(
     from lightyear_node.errors import ConfigError
     from lightyear_node.identity import check_address, make_identity
 
-    reached = _NOT_REACHED
+    reached, port = _NOT_REACHED, 7443
     if address != NO_ADDRESS:
+        listen = listen or address
         check_address(address)
-        check_address(listen or address)
-        reached = _REACHED.format(address=address, listen=listen or address)
-    http = http or f"127.0.0.1:{_http_port(address)}"
+        check_address(listen)
+        reached = _REACHED.format(address=address, listen=listen)
+        port = int(listen.rpartition(":")[2])
+    http = http or f"127.0.0.1:{_http_port(port)}"
     settings = directory / NODE_FILE
     if settings.exists():
         raise ConfigError(
@@ -97,9 +99,8 @@ def init(
     )
 
 
-def _http_port(address: str) -> int:
+def _http_port(port: int) -> int:
     """Beside the usual 7443 the usual 9464, and sites that share a machine do not collide."""
-    port = 7443 if address == NO_ADDRESS else int(address.rpartition(":")[2])
     return port + 2021 if port + 2021 < 65536 else 9464
 
 

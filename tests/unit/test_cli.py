@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lightyear_node.lab.federation import package_environment
 
@@ -72,6 +73,23 @@ def test_keys_are_private_and_never_overwritten(homes: Path) -> None:
     again = ("init", "site-a", "--name", "site-a", "--address", "h:1")
     assert "exists already" in failure(78, *again, cwd=homes)
     assert (homes / "site-a/keys/tls.key").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("reached", "http"),
+    [
+        (("--address", "h:7443"), 9464),
+        (("--address", "h:443", "--listen", "0.0.0.0:7443"), 9464),
+        (("--address", "h:443"), 2464),
+        (("--address", "none"), 9464),
+    ],
+)
+def test_metrics_are_beside_the_port_that_the_machine_itself_has(
+    reached: tuple[str, ...], http: int, tmp_path: Path
+) -> None:
+    run("init", "x", "--name", "x", *reached, cwd=tmp_path)
+    settings = yaml.safe_load((tmp_path / "x" / "node.yaml").read_text())
+    assert settings["http"]["listen"] == f"127.0.0.1:{http}"
 
 
 def test_peers_list_in_both_formats(homes: Path) -> None:
