@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from lightyear_node import identity
-from lightyear_node.config import PINS_MAX, Agreement, Peer, load_agreement
+from lightyear_node.config.agreement import PINS_MAX, Agreement, Peer, load_agreement
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import Joined
 

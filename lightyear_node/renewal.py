@@ -16,7 +16,7 @@ import shutil
 from datetime import datetime
 from pathlib import Path
 
-from lightyear_node.config import Agreement
+from lightyear_node.config.agreement import Agreement
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import NEXT_DIR, Identity, make_identity, write_private
 

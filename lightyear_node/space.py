@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from lightyear_node.config import DiskTerms
+from lightyear_node.config.site import DiskTerms
 from lightyear_node.errors import ConfigError, DiskFull, StoreError
 from lightyear_node.records import Digest
 

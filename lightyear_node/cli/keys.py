@@ -12,7 +12,7 @@ from lightyear_node.cli import app
 from lightyear_node.cli.common import Format, FormatOption, HomeOption, examples, show
 
 if TYPE_CHECKING:
-    from lightyear_node.config import Site
+    from lightyear_node.config.site import Site
 
 NO_ADDRESS = "none"
 
@@ -63,7 +63,7 @@ def init(
     """Make a site's keys and settings.  The private keys never leave this folder."""
     from datetime import UTC, datetime
 
-    from lightyear_node.config import NODE_FILE
+    from lightyear_node.config.site import NODE_FILE
     from lightyear_node.errors import ConfigError
     from lightyear_node.identity import check_address, make_identity
 
@@ -105,7 +105,7 @@ def _http_port(address: str) -> int:
 
 def own_address(home: Path, site: Site) -> str | None:
     """What node.yaml says; None only if it says so."""
-    from lightyear_node.config import NODE_FILE
+    from lightyear_node.config.site import NODE_FILE
     from lightyear_node.errors import ConfigError
 
     if "address" not in site.model_fields_set:
@@ -119,7 +119,7 @@ def own_address(home: Path, site: Site) -> str | None:
 @app.command("id", epilog=examples("lightyear-node id", "lightyear-node id --home site-a"))
 def show_id(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
     """Print this site's join line, which the others give to `peers add`."""
-    from lightyear_node.config import NODE_FILE, load_site
+    from lightyear_node.config.site import NODE_FILE, load_site
     from lightyear_node.identity import Identity, join_line
 
     site = load_site(home / NODE_FILE, os.environ)

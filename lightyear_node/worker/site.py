@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.config import LIGHTYEAR, ExchangeTerms, Malfunction, RuleTerms
+from lightyear_node.config.agreement import LIGHTYEAR, ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.errors import ConfigError, TaskFailed
 from lightyear_node.learning import (
     Layout,

@@ -29,7 +29,7 @@ from asking import (
 from member import PACKAGE
 from test_reload import at_round, command, keys_of, said
 
-from lightyear_node.config import Malfunction
+from lightyear_node.config.site import Malfunction
 from lightyear_node.identity import Joined
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome, Statuses

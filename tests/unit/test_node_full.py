@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from lightyear_node import space
-from lightyear_node.config import RuleTerms
+from lightyear_node.config.agreement import RuleTerms
 from lightyear_node.errors import DiskFull, StoreError
 from lightyear_node.home import Home, load_home
 from lightyear_node.journal import Journal, Record

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightyear_node.config import load_agreement
+from lightyear_node.config.agreement import load_agreement
 from lightyear_node.home import Home, load_home
 from lightyear_node.identity import LIFETIME, Joined, make_identity
 from lightyear_node.journal import Journal

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lightyear_node import reload, renewal
-from lightyear_node.config import Agreement, RuleTerms, load_agreement
+from lightyear_node.config.agreement import Agreement, RuleTerms, load_agreement
 from lightyear_node.errors import ConfigError
 from lightyear_node.home import Home, load_home
 from lightyear_node.identity import Joined, join_line, make_identity, parse_join_line

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lightyear_node import renewal
-from lightyear_node.config import Agreement
+from lightyear_node.config.agreement import Agreement
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import LIFETIME, Identity, Joined, make_identity
 from lightyear_node.peers_file import peer_of
