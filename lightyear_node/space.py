@@ -245,6 +245,16 @@ class Space:
                 self.look()
         return result
 
+    async def record(
+        self, step: Callable[[], None], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Do what may have to be recorded, as soon as there is room for the record."""
+
+        async def write() -> None:
+            step()
+
+        await self.through("a record in the journal", write, meanwhile=meanwhile)
+
     def _claim(self, what: str, needed: int) -> None:
         """Before hours of training rather than after: its result must have room."""
         if needed and not self._fits(needed, 0):
