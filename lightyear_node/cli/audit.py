@@ -270,7 +270,7 @@ def _claimed(
     """Whether what a peer holds is still there; None where that cannot be said."""
     from lightyear_node.audit.verify import claim
     from lightyear_node.errors import PeerError
-    from lightyear_node.identity import verify_head
+    from lightyear_node.signing import verify_head
 
     ok: bool | None = None
     site, federation = PeerName(audit.site or ""), audit.federation or ""

@@ -65,7 +65,8 @@ def init(
 
     from lightyear_node.config.site import NODE_FILE
     from lightyear_node.errors import ConfigError
-    from lightyear_node.identity import check_address, make_identity
+    from lightyear_node.identity import make_identity
+    from lightyear_node.joining import check_address
 
     reached = _NOT_REACHED
     if address != NO_ADDRESS:
@@ -120,7 +121,8 @@ def own_address(home: Path, site: Site) -> str | None:
 def show_id(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
     """Print this site's join line, which the others give to `peers add`."""
     from lightyear_node.config.site import NODE_FILE, load_site
-    from lightyear_node.identity import Identity, join_line
+    from lightyear_node.identity import Identity
+    from lightyear_node.joining import join_line
 
     site = load_site(home / NODE_FILE, os.environ)
     identity = Identity.load(home / site.keys_dir)

@@ -55,7 +55,7 @@ def add(
 
     A new certificate of a site that is there already is added beside the old one.
     """
-    from lightyear_node.identity import parse_join_line
+    from lightyear_node.joining import parse_join_line
     from lightyear_node.peers_file import add_peers
 
     sites = [parse_join_line(line) for line in join]

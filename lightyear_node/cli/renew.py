@@ -56,7 +56,8 @@ def _prepare(
     from datetime import UTC, datetime
 
     from lightyear_node import renewal
-    from lightyear_node.identity import Identity, join_line
+    from lightyear_node.identity import Identity
+    from lightyear_node.joining import join_line
 
     address = _address(home, site, agreement, Identity.load(keys_dir))
     already = renewal.prepared(keys_dir) is not None
