@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lightyear_node.identity import manifest_layout, verify_manifest
 from lightyear_node.records import ROUND_MAX, Digest, PeerName, Reason, SignedManifest
+from lightyear_node.signing import manifest_layout, verify_manifest
 
 LAMPORT_JUMP_MAX = 2**40
 """An honest stamp grows by a few per second; a larger jump could only be meant to overflow."""

@@ -28,16 +28,8 @@ from lightyear_node.barrier import (
     default_faulty_max,
     default_min_peers,
 )
-from lightyear_node.config import (
-    LIGHTYEAR,
-    NODE_FILE,
-    Agreement,
-    Peer,
-    RuleTerms,
-    Site,
-    load_agreement,
-    load_site,
-)
+from lightyear_node.config.agreement import LIGHTYEAR, Agreement, Peer, RuleTerms, load_agreement
+from lightyear_node.config.site import NODE_FILE, Site, load_site
 from lightyear_node.errors import AlreadyRunning, ConfigError, DiskFull, StoreError
 from lightyear_node.identity import Certificate, Identity, fingerprint
 from lightyear_node.journal import Journal

@@ -1,7 +1,7 @@
-"""Who a site is: its keys, its certificate, the line that introduces it, the manifests it signs.
+"""Who a site is: its keys, and the certificate that the others pin.
 
-Owns the certificate's shape and the signed byte layout.  Must not know the network, peers.yaml or
-the time: whoever makes an identity says what time it is, and whoever trusts one compares `expires`.
+Owns the certificate's shape.  Must not know the network, peers.yaml or the time: whoever makes an
+identity says what time it is, and whoever trusts one compares `expires`.
 
 A site has two keys.  The TLS key (ECDSA P-256, because gRPC's TLS refuses Ed25519 certificates)
 proves who is on the line; the signing key (Ed25519) proves who announced an update, also later and
@@ -11,13 +11,10 @@ to third parties.  The certificate names the signing key, so that one pin covers
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 import re
 import ssl
-import stat
-import struct
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -26,10 +23,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from lightyear_node.errors import ConfigError
+from lightyear_node.private_files import read_checked, write_private
 from lightyear_node.records import (
     Digest,
     Fingerprint,
@@ -38,6 +36,7 @@ from lightyear_node.records import (
     SignedHead,
     SignedManifest,
 )
+from lightyear_node.signing import HEAD_DOMAIN, MANIFEST_DOMAIN, head_layout, manifest_layout
 
 LIFETIME = timedelta(days=730)
 BACKDATED = timedelta(days=1)
@@ -49,16 +48,9 @@ CERTIFICATE_BYTES_MAX = 4096
 NEXT_DIR = "next"
 """Below the keys: the TLS key and certificate that a renewal has prepared."""
 
-MANIFEST_DOMAIN = b"lightyear-node manifest 2\0"
-HEAD_DOMAIN = b"lightyear-node journal 1\0"
-"""First bytes of what is signed, so that no other signature of this key can pass for a manifest."""
-
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SIGNING_KEY = re.compile(r"[0-9a-f]{64}")
 _SIGNING_KEY_URI = "lightyear-node:ed25519:"
-_JOIN_VERSION = "ly1"
-_NO_ADDRESS = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +171,8 @@ class Identity:
         return SignedManifest(manifest, self.sign(MANIFEST_DOMAIN, manifest_layout(manifest)))
 
     def sign_head(self, federation: str, seq: int, hash: Digest) -> SignedHead:
-        layout = _head_layout(federation, self.name, seq, hash)
+        layout = head_layout(federation, self.name, seq, hash)
         return SignedHead(seq, hash, self.sign(HEAD_DOMAIN, layout))
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What a join line says."""
-
-    name: PeerName
-    address: str | None
-    """None for a site that cannot be reached, and opens its connections itself."""
-    certificate: Certificate
 
 
 def make_identity(
@@ -239,98 +221,6 @@ def fingerprint(der: bytes) -> Fingerprint:
     return Fingerprint(f"SHA256:{digest}")
 
 
-def verify(signing_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(signing_key).verify(signature, domain + message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
-
-
-def verify_manifest(signed: SignedManifest, signing_key: bytes) -> bool:
-    """False also for a manifest that could never have been signed, such as a negative round."""
-    try:
-        layout = manifest_layout(signed.manifest)
-    except ValueError:
-        return False
-    return verify(signing_key, MANIFEST_DOMAIN, layout, signed.signature)
-
-
-def manifest_layout(manifest: Manifest) -> bytes:
-    """The signed bytes: fixed order and width, big-endian, strings after their 16-bit length.
-
-    Not protobuf: its bytes for one message may differ between versions and languages.
-    """
-    update = manifest.update
-    base = manifest.base or ""
-    if not (_DIGEST.fullmatch(update.digest) and _DIGEST.fullmatch(manifest.schema)):
-        raise ValueError("a digest is 64 lower-case hexadecimal digits")
-    if base and not _DIGEST.fullmatch(base):
-        raise ValueError("a digest is 64 lower-case hexadecimal digits")
-    try:
-        return b"".join(
-            [
-                _text(manifest.federation),
-                _text(update.peer),
-                struct.pack(">QQQ", update.generation, update.round, manifest.lamport),
-                bytes.fromhex(update.digest),
-                bytes.fromhex(manifest.schema),
-                struct.pack(">QQ", manifest.raw_bytes, manifest.samples),
-                _text(base),
-                _text(manifest.dtype),
-            ]
-        )
-    except struct.error as error:
-        raise ValueError(f"a number does not fit: {error}") from None
-
-
-def verify_head(head: SignedHead, federation: str, peer: PeerName, signing_key: bytes) -> bool:
-    """Whether `peer` has vouched for this state of its journal."""
-    try:
-        layout = _head_layout(federation, peer, head.seq, head.hash)
-    except (ValueError, struct.error):
-        return False
-    return verify(signing_key, HEAD_DOMAIN, layout, head.signature)
-
-
-def _head_layout(federation: str, peer: PeerName, seq: int, hash: Digest) -> bytes:
-    return _text(federation) + _text(peer) + struct.pack(">Q", seq) + bytes.fromhex(hash)
-
-
-def join_line(identity: Identity, address: str | None) -> str:
-    """One shell word that tells another site all it needs to pin this one."""
-    if address is not None:
-        check_address(address)
-    certificate = base64.urlsafe_b64encode(identity.certificate.der).decode().rstrip("=")
-    return f"{_JOIN_VERSION}/{identity.name}/{address or _NO_ADDRESS}/{certificate}"
-
-
-def parse_join_line(text: str) -> Joined:
-    hint = "copy the whole line that `lightyear-node id` prints at the other site"
-    parts = text.strip().split("/")
-    if parts[0] != _JOIN_VERSION:
-        raise ConfigError(f"a join line begins with {_JOIN_VERSION}/", hint=hint)
-    if len(parts) != 4:
-        raise ConfigError(
-            f"a join line has 4 parts between slashes, this one has {len(parts)}", hint=hint
-        )
-    _, name, address, encoded = parts
-    if address != _NO_ADDRESS:
-        check_address(address)
-    if not re.fullmatch(r"[A-Za-z0-9_-]*", encoded) or len(encoded) > 2 * CERTIFICATE_BYTES_MAX:
-        raise ConfigError("the join line's certificate is not base64url", hint=hint)
-    try:
-        der = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
-        certificate = Certificate.parse(der)
-    except (ConfigError, binascii.Error) as error:
-        raise ConfigError(f"the join line is cut short or altered ({error})", hint=hint) from None
-    if certificate.name != name:
-        raise ConfigError(
-            f"the join line says {name!r}, its certificate {certificate.name!r}", hint=hint
-        )
-    return Joined(certificate.name, None if address == _NO_ADDRESS else address, certificate)
-
-
 def _names(parsed: x509.Certificate) -> tuple[PeerName, bytes]:
     """The site's name and signing key, from a certificate of exactly our shape."""
     key = parsed.public_key()
@@ -354,23 +244,9 @@ def _names(parsed: x509.Certificate) -> tuple[PeerName, bytes]:
     if len(san) != 2 or san.get_values_for_type(x509.DNSName) != [name] or len(uris) != 1:
         raise ValueError("the alternative names are not the site's name and its signing key")
     signing_hex = uris[0].removeprefix(_SIGNING_KEY_URI)
-    if signing_hex == uris[0] or not _DIGEST.fullmatch(signing_hex):
+    if signing_hex == uris[0] or not _SIGNING_KEY.fullmatch(signing_hex):
         raise ValueError("it names no Ed25519 signing key")
     return PeerName(name), bytes.fromhex(signing_hex)
-
-
-def check_address(address: str) -> None:
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise ConfigError(
-            f"{address!r} is not an address",
-            hint="write host:port, for example fl.site-a.example.org:7443",
-        )
-
-
-def _text(value: str) -> bytes:
-    encoded = value.encode()
-    return struct.pack(">H", len(encoded)) + encoded
 
 
 def _private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
@@ -379,48 +255,3 @@ def _private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-
-
-def read_checked(
-    path: Path,
-    *,
-    private: bool,
-    missing: str = "run `lightyear-node init` to make this site's keys",
-) -> bytes:
-    """A private file is refused if somebody else could have read or placed it.
-
-    `missing` says what to do if it is not there.
-    """
-    try:
-        # The checks are made on the opened file: a path could be swapped between check and use.
-        # Without O_NONBLOCK, a pipe in a key's place would hang the start.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if private else 0)
-        fd = os.open(path, flags)
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is missing", hint=missing) from None
-    except OSError as error:
-        if path.is_symlink():
-            raise ConfigError(
-                f"{path} is a symbolic link",
-                hint=f"put the file itself there, then chmod 600 {path}",
-            ) from None
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    with open(fd, "rb") as file:
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode):
-            raise ConfigError(f"{path} is not a file")
-        if private and mode & 0o077:
-            raise ConfigError(
-                f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})",
-                hint=f"chmod 600 {path}",
-            )
-        return file.read(CERTIFICATE_BYTES_MAX * 2)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """A new file for the owner alone, on the disk when this returns."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(fd)

@@ -20,7 +20,6 @@ from lightyear_node.records import (
     Evidence,
     Generation,
     Harm,
-    Manifest,
     Opinion,
     PeerName,
     Round,
@@ -85,11 +84,11 @@ class Ledger:
             else Memory(Generation(0), Round(0), recovering=True)
         )
         self.seen: list[SignedManifest] = [
-            _manifest_from_plain(plain) for plain in kept.get("seen", [])
+            SignedManifest.from_plain(plain) for plain in kept.get("seen", [])
         ]
         """What others have signed of that which we vouch for."""
         self._evidence: dict[PeerName, Evidence] = {
-            peer: _evidence_from_plain(plain) for peer, plain in kept.get("evidence", {}).items()
+            peer: Evidence.from_plain(plain) for peer, plain in kept.get("evidence", {}).items()
         }
         self.schema: Digest | None = kept.get("schema")
         self._dtype: str = kept.get("dtype", "float32")
@@ -103,10 +102,10 @@ class Ledger:
         self._rule: str | None = kept.get("rule")
         self.work: Work | None = Work(**kept["work"]) if kept.get("work") else None
         self.manifest: SignedManifest | None = (
-            _manifest_from_plain(kept["manifest"]) if kept.get("manifest") else None
+            SignedManifest.from_plain(kept["manifest"]) if kept.get("manifest") else None
         )
         self._witnessed: dict[PeerName, SignedHead] = {
-            peer: _head_from_plain(head) for peer, head in kept.get("witnessed", {}).items()
+            peer: SignedHead.from_plain(head) for peer, head in kept.get("witnessed", {}).items()
         }
         self._witnessed_since = False
         self.history = History()
@@ -221,7 +220,7 @@ class Ledger:
                 "barrier": memory.to_plain(),
                 "work": asdict(work),
                 "offered": offered,
-                "manifest": _manifest_to_plain(manifest),
+                "manifest": manifest.to_plain(),
             },
         )
         self.memory, self.work, self.manifest, self.offered = memory, work, manifest, offered
@@ -325,14 +324,14 @@ class Ledger:
         if kind == "witness":
             known = {signed.signature for signed in self.seen}
             news = [signed for signed in seen if signed.signature not in known]
-            body["updates"] = [_manifest_to_plain(signed) for signed in news]
+            body["updates"] = [signed.to_plain() for signed in news]
         self._append(
             kind,
             body,
             memory.round,
             {
                 "barrier": memory.to_plain(),
-                "seen": [_manifest_to_plain(signed) for signed in seen],
+                "seen": [signed.to_plain() for signed in seen],
             },
         )
         self.memory = memory
@@ -343,7 +342,7 @@ class Ledger:
         """Persistence point 4: a peer has told two stories, and here are both."""
         update = evidence.first.manifest.update
         proofs = {**self._evidence, update.peer: evidence}
-        plain = {peer: _evidence_to_plain(proof) for peer, proof in proofs.items()}
+        plain = {peer: proof.to_plain() for peer, proof in proofs.items()}
         self._append(
             "evidence",
             {"peer": update.peer, **plain[update.peer]},
@@ -394,17 +393,6 @@ class Ledger:
         self._on_record()
 
 
-def _evidence_to_plain(evidence: Evidence) -> dict[str, Any]:
-    return {
-        "first": _manifest_to_plain(evidence.first),
-        "second": _manifest_to_plain(evidence.second),
-    }
-
-
-def _evidence_from_plain(plain: Mapping[str, Any]) -> Evidence:
-    return Evidence(_manifest_from_plain(plain["first"]), _manifest_from_plain(plain["second"]))
-
-
 def _opinion(round: Round, verdict: Verdict, digest: Digest) -> Opinion:
     return Opinion(round, digest, verdict.accepted, str(verdict.reason))
 
@@ -418,21 +406,4 @@ def _opinions_from_plain(plain: Mapping[str, Any]) -> dict[PeerName, Opinion]:
 
 
 def _heads_to_plain(heads: Mapping[PeerName, SignedHead]) -> dict[str, Any]:
-    return {
-        peer: {"seq": head.seq, "hash": head.hash, "signature": head.signature.hex()}
-        for peer, head in heads.items()
-    }
-
-
-def _head_from_plain(plain: Mapping[str, Any]) -> SignedHead:
-    return SignedHead(plain["seq"], plain["hash"], bytes.fromhex(plain["signature"]))
-
-
-def _manifest_to_plain(signed: SignedManifest) -> dict[str, Any]:
-    return {"manifest": asdict(signed.manifest), "signature": signed.signature.hex()}
-
-
-def _manifest_from_plain(plain: Mapping[str, Any]) -> SignedManifest:
-    fields = dict(plain["manifest"])
-    update = Update(**fields.pop("update"))
-    return SignedManifest(Manifest(update=update, **fields), bytes.fromhex(plain["signature"]))
+    return {peer: head.to_plain() for peer, head in heads.items()}

@@ -1,11 +1,7 @@
-"""The driver: the only file that knows all worlds.
+"""One site's daemon, from start to stop.
 
-It feeds the barrier with what happens and carries out, in order, what the barrier answers; it
-decides nothing about a round.  One loop takes one event at a time, so that no two decisions race;
-long work (training, judging, fetching) runs beside it and comes back as an event.
-
-Journal, then act: a command that changes what must survive a crash is on the disk before the next
-one is looked at, and so before any peer can see its effect.
+Makes the parts, connects them, opens them in order and closes them again.  What they do together,
+round after round, is the driver's.
 """
 
 from __future__ import annotations
@@ -16,76 +12,36 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
 from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
 from lightyear_node import __version__
 from lightyear_node.archive import Archive
 from lightyear_node.audit.checkup import problem_with
-from lightyear_node.barrier import (
-    LEFT_OUT,
-    Accuse,
-    Alarm,
-    Announce,
-    Barrier,
-    Command,
-    Commit,
-    Decide,
-    Event,
-    Fetch,
-    Finish,
-    Greet,
-    Judge,
-    Memory,
-    Merge,
-    Note,
-    Phase,
-    Reformed,
-    Seal,
-    Sealed,
-    Tick,
-    Train,
-)
-from lightyear_node.conversation import Conversation, Facts, Saying
+from lightyear_node.barrier import Barrier, Phase
+from lightyear_node.conversation import Conversation, Facts
 from lightyear_node.diary import Diary
+from lightyear_node.driver import Driver, Inbox
 from lightyear_node.errands import Errands
-from lightyear_node.errors import (
-    ConfigError,
-    DiskFull,
-    PeerError,
-)
 from lightyear_node.home import Home, State
 from lightyear_node.learner import Learner, OpenedModel
-from lightyear_node.ledger import Ledger, Work
+from lightyear_node.ledger import Ledger
 from lightyear_node.links import Links
 from lightyear_node.observe.metrics import Metrics
 from lightyear_node.observe.observer import Observer
-from lightyear_node.observe.peers import REMOVED, PeerView
+from lightyear_node.observe.peers import PeerView
 from lightyear_node.operator_commands import Operator
-from lightyear_node.records import (
-    Digest,
-    Manifest,
-    PeerName,
-    Reason,
-    Update,
-)
-from lightyear_node.reload import Watch, adopted, compare
+from lightyear_node.records import Digest, SignedHead
+from lightyear_node.reload import Watch
 from lightyear_node.reporting import Reporting
+from lightyear_node.settings import Settings
 from lightyear_node.shelf import Shelf, drop_leftovers
 from lightyear_node.space import Needs, Space
 from lightyear_node.tracking import Tracking
 from lightyear_node.tracking.starting import started
-from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
-from lightyear_node.transport.limits import EVIDENCE_MAX
-from lightyear_node.transport.outbox import Offer
 from lightyear_node.witnesses import Witnesses
 from lightyear_node.worker.handle import Worker
-
-TICK_S = 0.2
-EVENTS_MAX = 4096
-"""Events waiting for the loop; peers' announcements are rate-limited, so it never fills."""
 
 
 class _Stopped(Exception):
@@ -93,8 +49,6 @@ class _Stopped(Exception):
 
 
 class Node:
-    """One site's daemon, from start to stop."""
-
     def __init__(
         self,
         home: Home,
@@ -104,17 +58,14 @@ class Node:
         exit_when_done: bool = False,
         recovered: bool = False,
     ) -> None:
-        self._home = home
+        self._home = home  # as it was at the start; `settings` has the one in force
         self._recovered = recovered
-        self._postponed: tuple[str, ...] = ()
         self._exit_when_done = exit_when_done
         self._terms = home.terms()
         self._state = State(home.directory / home.site.state_dir)
-        self._events: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
+        self._inbox = Inbox()
         self._stop = asyncio.Event()
-        self._in_touch: set[PeerName] = set()
         self._progress = 0
-        self._stop_after_round = False
         self._observer = Observer(
             Metrics(
                 home.others,
@@ -150,8 +101,6 @@ class Node:
         self._observer.metrics.disk_free.set_function(self._space.free)
         self._reporting = Reporting(home, self._state, self._observer, self._worker, self._space)
         self._tracking: Tracking | None = None
-        self._settled: Saying | None = None
-        self._beat_at = 0.0
 
     def request_stop(self) -> None:
         self._stop.set()
@@ -169,14 +118,14 @@ class Node:
                 log.info("building the task %s", entry, extra={"event": "start"})
                 model = await self._space.through("the first model", self._learner.open)
                 self._observer.introduce(model.opened)
-                await self._write(lambda: self._begin(model))
+                await self._space.record(lambda: self._begin(model))
                 await self._check_files()
                 async with self._listening():
                     self._space.release = self._make_room
                     self._spawn(self._space.watch())
                     self._spawn(self._check_journal())
-                    self._spawn(self._follow_settings())
-                    await self._turn()
+                    self._spawn(self._settings.follow(self._watch))
+                    await self._driver.turn()
         except BaseExceptionGroup as problems:
             _, others = problems.split(_Stopped)
             if others is not None:
@@ -194,7 +143,7 @@ class Node:
         raise _Stopped
 
     def _begin(self, model: OpenedModel) -> None:
-        """Everything that needs to know the model, up to the first durable record."""
+        """Everything that needs to know the model; the first durable record is among it."""
         home, observer = self._home, self._observer
         initial = model.initial
         facts = Facts(
@@ -208,7 +157,6 @@ class Node:
             dtype=home.agreement.exchange.dtype,
             clauses=home.agreement.clauses(),
         )
-        self._facts = facts
         self._archive = Archive(
             home.certificates,
             federation=facts.federation,
@@ -222,7 +170,7 @@ class Node:
             stamp=lambda: self._conversation.stamp(),
             find=self._archive.find,
             on_record=observer.metrics.records.inc,
-            sign=lambda seq, hash: self._home.identity.sign_head(facts.federation, seq, hash),
+            sign=self._sign_head,
             models_kept=home.site.keep.models,
         )
         self._archive.restore(self._ledger.seen)
@@ -244,9 +192,9 @@ class Node:
             self._archive,
             observer,
             self._diary,
-            say=self._saying,
-            tell=self._heard,
-            offer=self._offer,
+            say=lambda: self._driver.saying(),
+            tell=self._inbox.hear,
+            offer=lambda peer, digest: self._driver.offer(peer, digest),
             wall_ns=time.time_ns,
             lamport=self._state.journal.lamport,
         )
@@ -259,6 +207,11 @@ class Node:
                 models_kept=home.site.keep.models,
             )
         )
+        self._record_start(model, facts)
+        self._connect(facts)
+
+    def _record_start(self, model: OpenedModel, facts: Facts) -> None:
+        home, initial = self._home, model.initial
         self._ledger.start(
             schema=model.home_schema,
             dtype=facts.dtype,
@@ -280,6 +233,10 @@ class Node:
             },
             recovered=self._recovered,
         )
+
+    def _connect(self, facts: Facts) -> None:
+        """Everything that needs a ledger which has begun."""
+        home, observer = self._home, self._observer
         self._tracking = started(home, self._state.directory, self._ledger, observer.log)
         self._shelf = Shelf(
             self._state, self._ledger, facts.grid, delta=home.agreement.exchange.delta
@@ -287,9 +244,6 @@ class Node:
         observer.remember(self._ledger.rounds())
         observer.stands(self._ledger.memory.paused, self._ledger.memory.quarantined)
         self._barrier = Barrier(home.us, self._terms, self._ledger.memory)
-        self._operator = Operator(
-            self._barrier, self._ledger, self._events.put_nowait, self._finish
-        )
         self._links = Links(home, self._conversation, self._state.directory, self._terms.faulty_max)
         self._errands = Errands(
             self._learner,
@@ -302,9 +256,44 @@ class Node:
             self._barrier,
             observer,
             facts.grid,
-            done=self._events.put_nowait,
-            heard=self._heard,
+            done=self._inbox.put,
+            heard=self._inbox.hear,
         )
+        self._settings = Settings(
+            home,
+            self._terms,
+            facts,
+            self._ledger,
+            self._archive,
+            self._diary,
+            self._space,
+            self._conversation,
+            self._links,
+            observer,
+            self._reporting,
+            tell=self._inbox.put,
+            spawn=self._spawn,
+        )
+        self._driver = Driver(
+            self._settings,
+            self._barrier,
+            self._ledger,
+            self._archive,
+            self._diary,
+            self._shelf,
+            self._space,
+            self._conversation,
+            self._links,
+            self._errands,
+            observer,
+            self._reporting,
+            self._inbox,
+            self._spawn,
+            stop=self.request_stop,
+            progress=lambda: self._progress,
+            exit_when_done=self._exit_when_done,
+        )
+        self._operator = Operator(self._barrier, self._ledger, self._inbox.put, self._driver.finish)
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
@@ -322,228 +311,8 @@ class Node:
             await self._reporting.stop_answering()
             await self._links.close()
 
-    # The loop.
-
-    async def _turn(self) -> None:
-        await self._carry_out_all(
-            self._barrier.start(time.monotonic(), int(time.time())), self._saying()
-        )
-        while True:
-            event: Event = Tick()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    event = await self._events.get()
-            now = time.monotonic()
-            self._reporting.turned()
-            self._links.report_strangers()
-            before = self._saying()
-            await self._carry_out_all(self._barrier.handle(event, now), before)
-            self._observer.at(
-                self._barrier.round, self._barrier.phase, self._barrier.waiting_for(now)
-            )
-            if self._exit_when_done and self._everybody_is_done():
-                self.request_stop()
-
-    def _heard(self, event: Event) -> None:
-        """What peers say is said again at the next heartbeat; our own events must always fit."""
-        if self._events.qsize() < EVENTS_MAX // 2:
-            self._events.put_nowait(event)
-
-    def _everybody_is_done(self) -> bool:
-        return self._barrier.phase is Phase.FINISHED and all(
-            view.state in ("unreachable", REMOVED) or view.phase == Phase.FINISHED
-            for view in self._observer.peers.values()
-        )
-
-    async def _carry_out_all(self, commands: list[Command], before: Saying) -> None:
-        """On a full disk, wait until each is done before the next one is looked at.
-
-        Nothing is awaited otherwise.  Meanwhile peers hear what we said `before`.
-        """
-        self._settled = before
-        for command in commands:
-            await self._write(partial(self._carry_out, command), meanwhile=self._go_on_talking)
-        self._settled = None
-
-    async def _write(
-        self, step: Callable[[], None], meanwhile: Callable[[], None] = lambda: None
-    ) -> None:
-        """Do what may have to be recorded, as soon as there is room for the record."""
-
-        async def write() -> None:
-            step()
-
-        await self._space.through("a record in the journal", write, meanwhile=meanwhile)
-
-    def _go_on_talking(self) -> None:
-        """The loop stands still, but we are alive."""
-        self._reporting.turned()
-        if time.monotonic() >= self._beat_at:
-            self._beat_at = time.monotonic() + self._terms.heartbeat_s
-            self._contact_everybody()
-
-    def _carry_out(self, command: Command) -> None:
-        match command:
-            case Greet() | Announce():
-                self._contact_everybody()
-            case Train(round):
-                self._spawn(self._errands.train(round))
-            case Seal(update, memory):
-                work = self._errands.work
-                assert work is not None
-                signed = self._home.identity.sign_manifest(self._manifest(update, work))
-                self._ledger.seal(update, memory, work, signed)
-                self._events.put_nowait(Sealed(update))
-            case Fetch(update):
-                self._spawn(self._errands.fetch(update))
-            case Judge():
-                self._spawn(self._errands.judge(command))
-            case Decide(decision, memory):
-                self._ledger.decide(decision, memory, self._errands.rule_state)
-                self._observer.decided(decision.round, decision.why, decision.verdicts)
-            case Merge(decision):
-                self._spawn(self._errands.merge(decision))
-            case Commit(round, model, memory):
-                brought = self._errands
-                self._ledger.commit(round, model, memory, brought.metrics, brought.harm)
-                verdicts = self._ledger.rounds()[-1]["verdicts"]
-                self._observer.committed(round, model, brought.metrics, brought.harm, verdicts)
-                self._shelf.tidy(self._barrier.kept(), self._home.others)
-                if self._stop_after_round:
-                    self.request_stop()
-            case Note(kind, about, memory):
-                self._forget_old_journals(memory)
-                self._ledger.note(kind, about, memory)
-                self._observer.noted(kind, about, memory.paused, memory.quarantined)
-            case Accuse(first, second, memory):
-                proof = self._archive.proof(first, second)
-                assert proof is not None, "what was told to the barrier is in the archive"
-                self._ledger.accuse(proof, memory)
-                self._observer.quarantined(first.peer, first.round)
-            case Alarm(kind, text, peers):
-                if kind == LEFT_OUT:
-                    self._observer.left_out(text, peers)
-                else:
-                    self._observer.degraded(text)
-            case Finish():
-                self._observer.finished(self._terms.rounds, self._ledger.model)
-            case _:
-                assert_never(command)
-
-    def _forget_old_journals(self, memory: Memory) -> None:
-        """A peer that had to begin without its memory has another journal than we know."""
-        before = self._ledger.memory.generations
-        for peer, (generation, _) in memory.generations.items():
-            if peer in before and generation > before[peer][0]:
-                self._diary.forget(peer)
-
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         self._group.create_task(work)
-
-    # Talking.
-
-    def _contact_everybody(self) -> None:
-        """One conversation per peer at a time: a slow peer misses heartbeats, nobody else does."""
-        for peer, client in self._links.clients.items():
-            if peer not in self._in_touch:
-                self._in_touch.add(peer)
-                self._spawn(self._contact(peer, client))
-
-    async def _contact(self, peer: PeerName, client: PeerClient) -> None:
-        try:
-            await self._conversation.contact(peer, client)
-        finally:
-            self._in_touch.discard(peer)
-
-    # What operators change meanwhile.
-
-    async def _follow_settings(self) -> None:
-        while True:
-            self._adopt(await self._watch.changed())
-
-    def _adopt(self, found: Home) -> None:
-        """Act on changed settings as far as a running node can."""
-        changes = compare(self._home, found)
-        if changes.postponed and changes.postponed != self._postponed:
-            text = "takes effect after a restart: %s"
-            postponed = ", ".join(changes.postponed)
-            self._observer.log.warning(text, postponed, extra={"event": "settings"})
-        self._postponed = changes.postponed
-        if not changes:
-            return
-        home = self._home = self._reporting.home = adopted(self._home, found)
-        self._facts = replace(
-            self._facts, agreement=home.agreement.digest(), clauses=home.agreement.clauses()
-        )
-        record = partial(
-            self._ledger.settings,
-            changes.to_plain(),
-            certificate=home.identity.fingerprint,
-            agreement=self._facts.agreement,
-        )
-        try:
-            record()
-        except DiskFull:
-            # Whoever is removed is cut off now, and not when there is room to write it down.
-            self._spawn(self._write(record))
-        self._archive.agree(home.certificates)
-        self._conversation.agree(self._facts)
-        for peer in changes.removed:
-            self._diary.forget(peer)
-        self._links.replace(home, changes, self._spawn)
-        expires = home.identity.certificate.expires.timestamp()
-        rounds = home.agreement.rounds
-        self._observer.reconfigured(str(changes), expires, home.others, rounds)
-        if changes.removed or changes.joined or changes.terms:
-            self._events.put_nowait(self._reformed(home))
-
-    def _reformed(self, home: Home) -> Reformed:
-        try:
-            self._terms = home.terms()
-        except ConfigError as problem:
-            # Whoever was removed is gone at once all the same; the rounds wait for better terms.
-            text = "with these settings it will not start again: %s"
-            self._observer.log.warning(text, problem, extra={"event": "settings"})
-            return Reformed(self._terms, self._terms.peers - set(home.others))
-        return Reformed(self._terms)
-
-    def _finish(self, after_round: bool) -> None:
-        """An operator wants this node to end: now, or with the round that is under way."""
-        self._stop_after_round = after_round
-        if not after_round:
-            self.request_stop()
-
-    # What others ask us.
-
-    def _saying(self) -> Saying:
-        """Only what is durable, of all that must be: the ledger knows it, not the barrier."""
-        if self._settled is not None:
-            return self._settled
-        ledger = self._ledger
-        manifest = ledger.manifest
-        current = manifest is not None and manifest.manifest.update == ledger.memory.announced
-        return Saying(
-            self._barrier.round,
-            self._barrier.phase,
-            manifest if current else None,
-            progress=self._progress,
-            vouched=tuple(
-                update
-                for peer, known in ledger.memory.vouched.items()
-                if peer in self._terms.peers  # of others, nobody would believe it
-                for update in known
-            ),
-            evidence=tuple(ledger.evidence[:EVIDENCE_MAX]),
-            head=self._diary.head(),
-        )
-
-    async def _offer(self, peer: PeerName, digest: Digest) -> Offer | None:
-        memory = self._ledger.memory
-        if peer in memory.blocked:
-            raise PeerError(peer, Reason.BLOCKED, "an operator here has blocked you")
-        if peer in memory.quarantined:
-            raise PeerError(peer, Reason.QUARANTINED, "you have signed two updates of one round")
-        return await self._shelf.offer(digest)
 
     # The disk.
 
@@ -554,7 +323,7 @@ class Node:
             text = "our model %s is damaged: training goes on from that of an earlier round, %s"
             about = {"event": "damaged"}
             self._observer.log.warning(text, ", ".join(damaged), sound, extra=about)
-            await self._write(partial(self._ledger.fall_back, sound, damaged))
+            await self._space.record(partial(self._ledger.fall_back, sound, damaged))
 
     async def _check_journal(self) -> None:
         keys = [one.signing_key for one in self._home.certificates[self._home.us]]
@@ -570,17 +339,9 @@ class Node:
 
     # The small print.
 
-    def _manifest(self, update: Update, work: Work) -> Manifest:
-        return Manifest(
-            federation=self._facts.federation,
-            update=update,
-            lamport=self._conversation.stamp(),
-            schema=self._facts.schema,
-            raw_bytes=work.raw_bytes,
-            samples=work.samples,
-            base=self._shelf.base(),
-            dtype=self._facts.dtype,
-        )
+    def _sign_head(self, seq: int, hash: Digest) -> SignedHead:
+        home = self._settings.home
+        return home.identity.sign_head(home.agreement.federation, seq, hash)
 
     def _task_said(self, line: str) -> None:
         if self._home.site.log.task_output:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NewType, Self
 
@@ -127,6 +127,15 @@ class SignedManifest:
     manifest: Manifest
     signature: bytes
 
+    def to_plain(self) -> dict[str, Any]:
+        return {"manifest": asdict(self.manifest), "signature": self.signature.hex()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        fields = dict(plain["manifest"])
+        update = Update(**fields.pop("update"))
+        return cls(Manifest(update=update, **fields), bytes.fromhex(plain["signature"]))
+
 
 @dataclass(frozen=True, slots=True)
 class SignedHead:
@@ -135,6 +144,13 @@ class SignedHead:
     seq: int
     hash: Digest
     signature: bytes
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"seq": self.seq, "hash": self.hash, "signature": self.signature.hex()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        return cls(plain["seq"], plain["hash"], bytes.fromhex(plain["signature"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +183,14 @@ class Evidence:
 
     first: SignedManifest
     second: SignedManifest
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"first": self.first.to_plain(), "second": self.second.to_plain()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        first, second = plain["first"], plain["second"]
+        return cls(SignedManifest.from_plain(first), SignedManifest.from_plain(second))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lightyear_node.config import NODE_FILE
+from lightyear_node.config.site import NODE_FILE
 from lightyear_node.errors import LightyearError
 from lightyear_node.home import Home
 from lightyear_node.records import Fingerprint, PeerName

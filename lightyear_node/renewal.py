@@ -16,9 +16,10 @@ import shutil
 from datetime import datetime
 from pathlib import Path
 
-from lightyear_node.config import Agreement
+from lightyear_node.config.agreement import Agreement
 from lightyear_node.errors import ConfigError
-from lightyear_node.identity import NEXT_DIR, Identity, make_identity, write_private
+from lightyear_node.identity import NEXT_DIR, Identity, make_identity
+from lightyear_node.private_files import write_private
 
 PREVIOUS_DIR = "previous"
 _KEY, _CERTIFICATE = "tls.key", "tls.crt"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from lightyear_node.config import DiskTerms
+from lightyear_node.config.site import DiskTerms
 from lightyear_node.errors import ConfigError, DiskFull, StoreError
 from lightyear_node.records import Digest
 
@@ -244,6 +244,16 @@ class Space:
             if self._waiting.pop(token, None):
                 self.look()
         return result
+
+    async def record(
+        self, step: Callable[[], None], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Do what may have to be recorded, as soon as there is room for the record."""
+
+        async def write() -> None:
+            step()
+
+        await self.through("a record in the journal", write, meanwhile=meanwhile)
 
     def _claim(self, what: str, needed: int) -> None:
         """Before hours of training rather than after: its result must have room."""

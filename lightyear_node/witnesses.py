@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from lightyear_node.audit.verify import claim
 from lightyear_node.errors import PeerMisbehaved
-from lightyear_node.identity import verify_head
 from lightyear_node.ledger import Ledger
 from lightyear_node.records import PeerName, Reason, SignedHead
+from lightyear_node.signing import verify_head
 
 
 class Witnesses:

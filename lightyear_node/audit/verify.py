@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lightyear_node.config import NAME_PATTERN
-from lightyear_node.identity import verify_head
+from lightyear_node.config.fields import NAME_PATTERN
 from lightyear_node.journal import Row
 from lightyear_node.records import Digest, PeerName, SignedHead
+from lightyear_node.signing import verify_head
 
 RESTORE = (
     "stop the node, keep this state directory as it is for whoever looks into it, and restore a"

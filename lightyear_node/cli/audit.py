@@ -185,7 +185,7 @@ def compare(
 
 def _state_in(path: Path) -> Path:
     """A node's folder stands for the state directory that its settings name."""
-    from lightyear_node.config import NODE_FILE
+    from lightyear_node.config.site import NODE_FILE
 
     return state_dir_of(path) if (path / NODE_FILE).exists() else path
 
@@ -198,7 +198,7 @@ def _certificates(
     given: Sequence[Path] | None,
 ) -> list[Certificate]:
     """Whose signing keys count: our own certificate's, or those given with somebody's export."""
-    from lightyear_node.config import NODE_FILE, load_site
+    from lightyear_node.config.site import NODE_FILE, load_site
 
     paths = list(given or [])
     if export is None:
@@ -234,7 +234,7 @@ def _certificate(path: Path) -> Certificate:
 
 
 def _pinned(peers: Path, site: str | None) -> list[Certificate]:
-    from lightyear_node.config import load_agreement
+    from lightyear_node.config.agreement import load_agreement
     from lightyear_node.errors import ConfigError
     from lightyear_node.home import pinned_certificates
 
@@ -270,7 +270,7 @@ def _claimed(
     """Whether what a peer holds is still there; None where that cannot be said."""
     from lightyear_node.audit.verify import claim
     from lightyear_node.errors import PeerError
-    from lightyear_node.identity import verify_head
+    from lightyear_node.signing import verify_head
 
     ok: bool | None = None
     site, federation = PeerName(audit.site or ""), audit.federation or ""

@@ -111,14 +111,14 @@ def console() -> Console:
 
 
 def state_dir_of(home: Path) -> Path:
-    from lightyear_node.config import NODE_FILE, load_site
+    from lightyear_node.config.site import NODE_FILE, load_site
 
     return home / load_site(home / NODE_FILE, os.environ).state_dir
 
 
 def running(home: Path) -> dict[str, Any] | None:
     """What the node that runs in this folder says of itself; None if there is none."""
-    from lightyear_node.config import NODE_FILE
+    from lightyear_node.config.site import NODE_FILE
     from lightyear_node.observe.admin import NotRunning, ask
 
     if not (home / NODE_FILE).exists():

@@ -19,7 +19,7 @@ PEERS_NAME = "peers.yaml"
 
 def peer_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Of the peers.yaml that the line names, of the node's folder, or of this one."""
-    from lightyear_node.config import load_agreement
+    from lightyear_node.config.agreement import load_agreement
 
     for path in _peers_files(ctx):
         with contextlib.suppress(LightyearError, OSError):

@@ -12,7 +12,7 @@ from lightyear_node.cli import app
 from lightyear_node.cli.common import Format, FormatOption, HomeOption, examples, show
 
 if TYPE_CHECKING:
-    from lightyear_node.config import Site
+    from lightyear_node.config.site import Site
 
 NO_ADDRESS = "none"
 
@@ -63,9 +63,10 @@ def init(
     """Make a site's keys and settings.  The private keys never leave this folder."""
     from datetime import UTC, datetime
 
-    from lightyear_node.config import NODE_FILE
+    from lightyear_node.config.site import NODE_FILE
     from lightyear_node.errors import ConfigError
-    from lightyear_node.identity import check_address, make_identity
+    from lightyear_node.identity import make_identity
+    from lightyear_node.joining import check_address
 
     reached, port = _NOT_REACHED, 7443
     if address != NO_ADDRESS:
@@ -106,7 +107,7 @@ def _http_port(port: int) -> int:
 
 def own_address(home: Path, site: Site) -> str | None:
     """What node.yaml says; None only if it says so."""
-    from lightyear_node.config import NODE_FILE
+    from lightyear_node.config.site import NODE_FILE
     from lightyear_node.errors import ConfigError
 
     if "address" not in site.model_fields_set:
@@ -120,8 +121,9 @@ def own_address(home: Path, site: Site) -> str | None:
 @app.command("id", epilog=examples("lightyear-node id", "lightyear-node id --home site-a"))
 def show_id(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
     """Print this site's join line, which the others give to `peers add`."""
-    from lightyear_node.config import NODE_FILE, load_site
-    from lightyear_node.identity import Identity, join_line
+    from lightyear_node.config.site import NODE_FILE, load_site
+    from lightyear_node.identity import Identity
+    from lightyear_node.joining import join_line
 
     site = load_site(home / NODE_FILE, os.environ)
     identity = Identity.load(home / site.keys_dir)

@@ -54,7 +54,7 @@ def export(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Write a round's model as safetensors, with a card that says where it comes from."""
-    from lightyear_node.config import NODE_FILE, load_site
+    from lightyear_node.config.site import NODE_FILE, load_site
     from lightyear_node.export.taking import take
 
     site = load_site(home / NODE_FILE, os.environ)

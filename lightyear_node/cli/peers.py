@@ -30,7 +30,7 @@ from lightyear_node.cli.pictures import MARKS, STYLES, agreement_words, state_wo
 from lightyear_node.cli.rounds import recorded
 
 if TYPE_CHECKING:
-    from lightyear_node.config import Agreement, Peer
+    from lightyear_node.config.agreement import Agreement, Peer
 
 PEERS_NAME = Path("peers.yaml")
 
@@ -55,7 +55,7 @@ def add(
 
     A new certificate of a site that is there already is added beside the old one.
     """
-    from lightyear_node.identity import parse_join_line
+    from lightyear_node.joining import parse_join_line
     from lightyear_node.peers_file import add_peers
 
     sites = [parse_join_line(line) for line in join]
@@ -90,7 +90,7 @@ def remove(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Remove a site from peers.yaml, or its old certificate.  Running nodes act on it at once."""
-    from lightyear_node.config import load_agreement
+    from lightyear_node.config.agreement import load_agreement
     from lightyear_node.peers_file import remove_peer
 
     _find(peers, load_agreement(peers), name)
@@ -111,7 +111,7 @@ def list_peers(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Who is in peers.yaml, and how each is doing, if a node runs here."""
-    from lightyear_node.config import load_agreement
+    from lightyear_node.config.agreement import load_agreement
 
     agreement = load_agreement(_file(home, peers))
     status = running(home)
@@ -132,7 +132,7 @@ def show_peer(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """All that is known here of one site: its certificates, its state, how it was judged."""
-    from lightyear_node.config import load_agreement
+    from lightyear_node.config.agreement import load_agreement
     from lightyear_node.home import pinned_certificates
 
     path = _file(home, peers)
@@ -192,7 +192,7 @@ def _say_who_is_there(path: Path, agreement: Agreement) -> None:
 
 def _judged(home: Path, name: str) -> dict[str, Any] | None:
     """What the record says of all rounds; None where there is no record."""
-    from lightyear_node.config import NODE_FILE
+    from lightyear_node.config.site import NODE_FILE
     from lightyear_node.errors import LightyearError
 
     if not (home / NODE_FILE).exists():

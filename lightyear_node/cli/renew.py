@@ -12,7 +12,8 @@ from lightyear_node.cli import app
 from lightyear_node.cli.common import Format, FormatOption, HomeOption, examples, show
 
 if TYPE_CHECKING:
-    from lightyear_node.config import Agreement, Site
+    from lightyear_node.config.agreement import Agreement
+    from lightyear_node.config.site import Site
     from lightyear_node.identity import Identity
 
 
@@ -36,7 +37,8 @@ def renew(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Prepare a new certificate and print its join line, which the others give to `peers add`."""
-    from lightyear_node.config import NODE_FILE, load_agreement, load_site
+    from lightyear_node.config.agreement import load_agreement
+    from lightyear_node.config.site import NODE_FILE, load_site
 
     site = load_site(home / NODE_FILE, os.environ)
     peers_file = peers or Path("peers.yaml")
@@ -54,7 +56,8 @@ def _prepare(
     from datetime import UTC, datetime
 
     from lightyear_node import renewal
-    from lightyear_node.identity import Identity, join_line
+    from lightyear_node.identity import Identity
+    from lightyear_node.joining import join_line
 
     address = _address(home, site, agreement, Identity.load(keys_dir))
     already = renewal.prepared(keys_dir) is not None

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.lab.simulate import FOLDER_PREFIX, Progress, Seat, answer_jobs, take_seats
 from lightyear_node.lab.simulate import Spec as SimSpec
 from lightyear_node.records import PeerName, Round, Verdict

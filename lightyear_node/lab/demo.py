@@ -19,7 +19,8 @@ from typing import Any
 
 from rich.console import Console
 
-from lightyear_node.config import ALONE, Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import ALONE, RuleTerms
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import report, view
 from lightyear_node.lab.counting import counting

@@ -24,18 +24,17 @@ from typing import Any, Self
 import yaml
 
 import lightyear_node
-from lightyear_node.config import (
-    ENVIRONMENT_PREFIX,
+from lightyear_node.config.agreement import (
     SITES_MAX,
     Agreement,
     BarrierTerms,
     ExchangeTerms,
-    Malfunction,
     RuleTerms,
-    TaskEntry,
 )
+from lightyear_node.config.site import ENVIRONMENT_PREFIX, Malfunction, TaskEntry
 from lightyear_node.errors import ConfigError, LightyearError
-from lightyear_node.identity import Joined, make_identity
+from lightyear_node.identity import make_identity
+from lightyear_node.joining import Joined
 from lightyear_node.observe.admin import NotRunning, ask
 from lightyear_node.peers_file import peer_of, write_agreement
 from lightyear_node.records import PeerName

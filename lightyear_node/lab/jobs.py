@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.lab.federation import LabError
 from lightyear_node.lab.rows import SCHEMA_VERSION
 from lightyear_node.lab.simulate import SimResult, Spec

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.errors import ConfigError, LightyearError
 from lightyear_node.lab.federation import LabError, package_environment
 from lightyear_node.records import Digest, Harm, PeerName, Round, Verdict

@@ -16,26 +16,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from lightyear_node import strict_yaml
-from lightyear_node.config import (
-    SITES_MAX,
-    ExchangeTerms,
-    Malfunction,
-    Name,
-    RuleTerms,
-    TaskEntry,
-    validated,
-)
+from lightyear_node.config.agreement import SITES_MAX, ExchangeTerms, RuleTerms
+from lightyear_node.config.fields import Frozen, Name
+from lightyear_node.config.site import Malfunction, TaskEntry
+from lightyear_node.config.validation import validated
 from lightyear_node.errors import ConfigError
 from lightyear_node.tasks import BUILT_IN
 
@@ -98,11 +85,7 @@ MalfunctionChoice = Annotated[
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RuleChoice(_Frozen):
+class RuleChoice(Frozen):
     """A rule as the suite names it: its terms, and what tables call it."""
 
     terms: RuleTerms
@@ -126,7 +109,7 @@ class RuleChoice(_Frozen):
         return terms
 
 
-class _OnTask(_Frozen):
+class _OnTask(Frozen):
     """What grids and acceptance measurements share: a task, and how many sites train it."""
 
     task: str
@@ -221,7 +204,7 @@ class AcceptanceBlock(_OnTask):
         return _with_defaults(value, "clients")
 
 
-class Suite(_Frozen):
+class Suite(Frozen):
     name: Name
     about: str = ""
     grids: tuple[Grid, ...] = ()

@@ -16,14 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightyear_node.config import (
-    LIGHTYEAR,
-    SITES_MAX,
-    ExchangeTerms,
-    Malfunction,
-    RuleTerms,
-    TaskEntry,
-)
+from lightyear_node.config.agreement import LIGHTYEAR, SITES_MAX, ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab import view
 from lightyear_node.lab.children import Nursery, child_environment, run_until_signal

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from lightyear_node.errors import ConfigError
-from lightyear_node.identity import read_checked
+from lightyear_node.private_files import read_checked
 
 TOKEN_LENGTH_MIN = 32
 """As many hexadecimal digits are 128 bits: nobody guesses that."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from lightyear_node.config import NAME_PATTERN
+from lightyear_node.config.fields import NAME_PATTERN
 from lightyear_node.errors import ConfigError, LightyearError
 from lightyear_node.observe.http import JSON, Answer, Request, Route
 from lightyear_node.records import ROUND_MAX

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.worker.jobs import Candidate, verdict_to_plain
 from lightyear_node.worker.site import Site
 from lightyear_node.worker.task import build_task

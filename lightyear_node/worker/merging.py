@@ -11,10 +11,11 @@ from pathlib import Path
 from torch import Tensor
 
 from lightyear_node.errors import TaskFailed
-from lightyear_node.learning import Layout, Probe, Weights, write
+from lightyear_node.learning import Probe, Weights
 from lightyear_node.learning.harm import limit_of, weigh
 from lightyear_node.learning.rules.base import Rule, Share
 from lightyear_node.records import Harm, PeerName, Round
+from lightyear_node.worker.packing import Packing
 
 NO_LABELS = "the validation data has no labels, so nobody can tell what merging does to the model"
 NO_LABELS_HINT = "give the task's `val_data` labels, or set `harm_max: false` under `rule`"
@@ -22,7 +23,7 @@ NO_LABELS_HINT = "give the task's `val_data` labels, or set `harm_max: false` un
 
 def merge_harmlessly(
     out: Path,
-    layout: Layout,
+    packing: Packing,
     rule: Rule,
     probe: Probe,
     ours: Weights,
@@ -43,12 +44,12 @@ def merge_harmlessly(
     def merge(dropped: Collection[PeerName]) -> None:
         nonlocal written
         kept = [one for one in shares if one.peer not in dropped]
-        write(out, layout, rule.merge(ours, kept, round))
+        packing.keep(out, rule.merge(ours, kept, round))
         written = frozenset(dropped)
 
     def loss_without(dropped: Collection[PeerName]) -> float:
         merge(dropped)
-        with Weights(out, layout) as merged:
+        with packing.kept(out) as merged:
             return loss(merged)
 
     own_loss = loss(ours)

@@ -16,18 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.config import LIGHTYEAR, ExchangeTerms, Malfunction, RuleTerms
+from lightyear_node.config.agreement import LIGHTYEAR, ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.errors import ConfigError, TaskFailed
-from lightyear_node.learning import (
-    Layout,
-    Probe,
-    Weights,
-    load_into,
-    make_rule,
-    rounded,
-    select,
-    write,
-)
+from lightyear_node.learning import Layout, Probe, Weights, load_into, make_rule
 from lightyear_node.learning.forward import batch_rows
 from lightyear_node.learning.malfunctions import STALE_ROUNDS, corrupt
 from lightyear_node.learning.malfunctions import Malfunction as MalfunctionKind
@@ -41,6 +33,7 @@ from lightyear_node.worker import carry as carry_file
 from lightyear_node.worker.intake import HEADER_SPARE_BYTES, Refused, take_in
 from lightyear_node.worker.jobs import Candidate, Merged, Trained
 from lightyear_node.worker.merging import NO_LABELS, NO_LABELS_HINT, merge_harmlessly
+from lightyear_node.worker.packing import Packing
 from lightyear_node.worker.task import Task
 from lightyear_node.worker.train import (
     Progress,
@@ -50,9 +43,6 @@ from lightyear_node.worker.train import (
     split_batch,
 )
 from lightyear_node.worker.trainee import Trainee, poisoned
-
-WHOLE = "float32"
-"""The type under which weights travel as they are, doubles too."""
 
 
 class Site:
@@ -86,30 +76,13 @@ class Site:
         self._personal: Trainee | None = None
         if self._rule.personal_strength:
             self._personal = Trainee(task, twin(model), self._device)
-        self._arrange(exchange or ExchangeTerms())
+        self._packing = Packing(self._shared.model, exchange or ExchangeTerms())
         self._probe = self._make_probe()
-        self._probe.anchor(self._exchanged(model))
+        self._probe.anchor(self._packing.exchanged(model))
         asked_for = self._harm_allowed is not None and rule.harm_max is not None
         if asked_for and self._probe.own_loss is None:
             raise ConfigError(NO_LABELS, hint=NO_LABELS_HINT)
         self._has_trained = False
-
-    def _arrange(self, exchange: ExchangeTerms) -> None:
-        """Which tensors travel and as what; which stay at home."""
-        model = self._shared.model
-        chosen = select(model, exchange.include, exchange.exclude)
-        tied = {name: first for name, first in chosen.tied.items() if first in chosen.tensors}
-        self._layout = Layout.of(chosen.tensors, tied)
-        self._wire = self._layout
-        if exchange.dtype != WHOLE:
-            self._wire = self._layout.shortened(getattr(torch, exchange.dtype))
-        # By their first names only: a second name would bring back what merging has replaced.
-        self._names = model.state_dict().keys() - chosen.tied.keys()
-        self._at_home = self._names - chosen.tensors.keys()
-        self._warnings = [
-            f"exchange.exclude: no tensor of the model matches {pattern!r}"
-            for pattern in chosen.idle
-        ]
 
     @property
     def malfunctions(self) -> bool:
@@ -118,7 +91,7 @@ class Site:
     @property
     def wire(self) -> Layout:
         """How the files are laid out that this site sends and receives."""
-        return self._wire
+        return self._packing.wire
 
     def opened(self) -> Opened:
         reference = self._probe.reference
@@ -129,14 +102,14 @@ class Site:
             val_samples=reference.samples,
             head=self._probe.head.name,
             floor=reference.floor,
-            warnings=tuple(self._warnings),
+            warnings=tuple(self._packing.warnings),
         )
 
     def write_initial(self, out: Path) -> None:
         """The model before round 0; the same bytes at every site of the federation."""
         if self._has_trained:
             raise ValueError("the initial model is gone once training has begun")
-        write(out, self._layout, self._exchanged(self._shared.model))
+        self._packing.keep(out, self._packing.exchanged(self._shared.model))
 
     def train(
         self,
@@ -156,29 +129,30 @@ class Site:
         that is another: rounded, or changed by a malfunction.
         """
         self._has_trained = True
+        packing = self._packing
         before = carry_file.load(carry) if carry is not None else {}
         self._restore(self._shared, base, before.get("shared"))
         # Seeded by the round alone, so that training again after a crash gives the same bytes.
         seed = _seed(self._seed, self._name, round)
         self._shared.train(seed, progress, pull=self._rule.proximal_strength)
-        tensors = self._exchanged(self._shared.model)
+        tensors = packing.exchanged(self._shared.model)
         self._check_finite(tensors, round)
         clamped = 0
-        write(own, self._layout, tensors)
-        carried: dict[str, Any] = {"shared": self._shared.carried(self._at_home)}
+        packing.keep(own, tensors)
+        carried: dict[str, Any] = {"shared": self._shared.carried(packing.at_home)}
         if self._personal is not None:
             self._train_personal(base, before.get("personal"), seed, progress)
-            carried["personal"] = self._personal.carried(self._names)
+            carried["personal"] = self._personal.carried(packing.names)
         if self._malfunction is not None and self._malfunction.kind == MalfunctionKind.STALE:
             past = [*before.get("past", []), tensors]
-            clamped = self._send(outgoing, past[0])
+            clamped = packing.send(outgoing, past[0])
             carried["past"] = past[-_stale_rounds(self._malfunction) :]
         elif self._malfunction is not None:
             clamped = self.pretend(
                 self._malfunction, base=base, carry=carry, own=own, round=round, out=outgoing
             )
-        elif self._wire != self._layout:
-            clamped = self._send(outgoing, tensors)
+        elif packing.wire != packing.layout:
+            clamped = packing.send(outgoing, tensors)
         carry_file.save(carry_out, carried)
         metrics = self._metrics() if measure else {}
         return Trained(samples=self._samples(), metrics=metrics, clamped=clamped)
@@ -199,32 +173,32 @@ class Site:
         """
         match malfunction.kind:
             case MalfunctionKind.FREE_RIDER:
-                sent: Mapping[str, Tensor] = Weights(base, self._layout)
+                sent: Mapping[str, Tensor] = self._packing.kept(base)
             case MalfunctionKind.LABEL_FLIP:
                 sent = self._poisoned(base, carry, round)
             case kind:
                 sent = corrupt(
                     kind,
-                    Weights(own, self._layout),
+                    self._packing.kept(own),
                     seed=_seed(self._seed, self._name, round),
                     round=round,
                     scale=malfunction.scale,
                     fresh=self._fresh,
                     head=self._probe.head.name,
                 )
-        return self._send(out, sent)
+        return self._packing.send(out, sent)
 
     def take_in(self, path: Path, out: Path, *, as_peer: bool) -> Refused | None:
         """A checkpoint that a person brings, as a peer's update or as a model of our own."""
-        state = self._shared.model.state_dict()
+        state, packing = self._shared.model.state_dict(), self._packing
         return take_in(
             path,
             out,
-            ours=self._layout,
-            wanted=self._wire if as_peer else self._layout,
+            ours=packing.layout,
+            wanted=packing.wire if as_peer else packing.layout,
             also=state.keys(),
             bytes_max=sum(tensor.nbytes for tensor in state.values())
-            + 4 * len(self._layout.header)
+            + 4 * len(packing.layout.header)
             + HEADER_SPARE_BYTES,
         )
 
@@ -249,9 +223,10 @@ class Site:
         judging = self._rule if rule is None else _rule(rule)
         self._recall(carry)
         self._furnish()
-        with Weights(own, self._layout) as ours, Weights(before, self._layout) as start:
+        kept, received = self._packing.kept, self._packing.received
+        with kept(own) as ours, kept(before) as start:
             candidates = [
-                RuleCandidate(peer.peer, self._received(peer), peer.samples, peer.digest)
+                RuleCandidate(peer.peer, received(peer.path), peer.samples, peer.digest)
                 for peer in peers
             ]
             return judging.judge(
@@ -278,16 +253,17 @@ class Site:
         `carry` is what training has left, for a site that was not there to train.
         """
         self._recall(carry)
-        with Weights(own, self._layout) as ours:
-            shares = [Share(peer.peer, self._received(peer), weight) for peer, weight in accepted]
+        kept, received = self._packing.kept, self._packing.received
+        with kept(own) as ours:
+            shares = [Share(peer.peer, received(peer.path), weight) for peer, weight in accepted]
             harm = self._merge(ours, shares, Round(round), out)
             if harm is not None:
                 shares = [share for share in shares if share.peer not in harm.dropped]
-        with Weights(out, self._layout) as weights:
+        with kept(out) as weights:
             load_into(self._shared.model, weights)
         anew = shares and self._rule.own_statistics
         if anew and estimate(self._shared.model, self._probe.batches):
-            write(out, self._layout, self._exchanged(self._shared.model))
+            self._packing.keep(out, self._packing.exchanged(self._shared.model))
         return Merged(metrics=self._metrics() if measure else {}, harm=harm)
 
     def _merge(
@@ -295,17 +271,17 @@ class Site:
     ) -> Harm | None:
         """As the rule says; None where what comes of it is not measured."""
         if self._harm_allowed is None or not shares:
-            write(out, self._layout, self._rule.merge(ours, shares, round))
+            self._packing.keep(out, self._rule.merge(ours, shares, round))
             return None
         self._furnish()
         return merge_harmlessly(
-            out, self._layout, self._rule, self._probe, ours, shares, round, self._harm_allowed
+            out, self._packing, self._rule, self._probe, ours, shares, round, self._harm_allowed
         )
 
     def _furnish(self) -> None:
         """Models are tried with what of ours does not travel."""
         own_state = self._shared.model.state_dict()
-        self._probe.furnish({name: own_state[name] for name in self._at_home})
+        self._probe.furnish({name: own_state[name] for name in self._packing.at_home})
 
     def _recall(self, carry: Path | None) -> None:
         """What training has left at home; a site that has trained still has it."""
@@ -317,7 +293,7 @@ class Site:
             self._personal.restore(carried["personal"])
 
     def _restore(self, trainee: Trainee, base: Path, carried: Mapping[str, Any] | None) -> None:
-        with Weights(base, self._layout) as weights:
+        with self._packing.kept(base) as weights:
             load_into(trainee.model, weights)
         if carried is not None:
             trainee.restore(carried)
@@ -328,7 +304,7 @@ class Site:
         assert self._personal is not None
         if carried is not None:
             self._personal.restore(carried)
-        with Weights(base, self._layout) as shared:
+        with self._packing.kept(base) as shared:
             self._personal.train(seed, progress, pull=self._rule.personal_strength, towards=shared)
 
     def _poisoned(self, base: Path, carry: Path | None, round: int) -> dict[str, Tensor]:
@@ -337,7 +313,7 @@ class Site:
         carried = carry_file.load(carry)["shared"] if carry is not None else None
         self._restore(misled, base, carried)
         misled.train(_seed(self._seed, self._name, round), lambda done, total: None)
-        return self._exchanged(misled.model)
+        return self._packing.exchanged(misled.model)
 
     def _check_finite(self, tensors: Mapping[str, Tensor], round: int) -> None:
         if self._tolerant or all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
@@ -359,20 +335,6 @@ class Site:
             head=self._task.head,
             device=self._device,
         )
-
-    def _send(self, out: Path, tensors: Mapping[str, Tensor]) -> int:
-        """Write what the peers get; returns how many entries were too large for its type."""
-        self._layout.check(tensors)
-        clamped: list[int] = []
-        write(out, self._wire, rounded(tensors, self._wire, clamped.append))
-        return sum(clamped)
-
-    def _received(self, peer: Candidate) -> Weights:
-        return Weights(peer.path, self._layout, self._wire)
-
-    def _exchanged(self, model: nn.Module) -> dict[str, Tensor]:
-        state = model.state_dict()
-        return {name: state[name].detach() for name in self._layout.entries}
 
     def _metrics(self) -> dict[str, float]:
         """Of the model that this site would use: its personal one, where the rule keeps one."""

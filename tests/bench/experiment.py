@@ -23,7 +23,8 @@ from collections.abc import Callable
 
 import torch
 
-from lightyear_node.config import RuleTerms, TaskEntry
+from lightyear_node.config.agreement import RuleTerms
+from lightyear_node.config.site import TaskEntry
 from lightyear_node.lab.simulate import Spec, simulate
 from lightyear_node.learning import Candidate, Probe, exchanged, make_rule
 from lightyear_node.learning.rules import Turn

@@ -28,9 +28,10 @@ import zstandard
 from google.protobuf.message import DecodeError
 
 from lightyear_node.admission import refusal
-from lightyear_node.config import load_agreement
+from lightyear_node.config.agreement import load_agreement
 from lightyear_node.errors import ConfigError
-from lightyear_node.identity import join_line, make_identity, parse_join_line
+from lightyear_node.identity import make_identity
+from lightyear_node.joining import join_line, parse_join_line
 from lightyear_node.records import (
     CHUNK_BYTES,
     Announcement,

@@ -28,7 +28,8 @@ from typing import Any
 
 from parts.stopwatch import START, Lap, laps_of
 
-from lightyear_node.config import BarrierTerms, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import BarrierTerms, RuleTerms
+from lightyear_node.config.site import TaskEntry
 from lightyear_node.lab.federation import Federation, SiteHome, lay_out, site_names
 from lightyear_node.records import PeerName
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from lightyear_node.config import BarrierTerms
+from lightyear_node.config.agreement import BarrierTerms
 from lightyear_node.lab.federation import Federation, SiteHome, lay_out, site_names
 
 DEADLINE_S = 120.0

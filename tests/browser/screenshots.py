@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from lightyear_node.config import Malfunction
+from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.demo_page import serving
 from lightyear_node.lab.federation import Federation, Statuses, lay_out, site_names
 

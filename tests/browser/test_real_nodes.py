@@ -11,7 +11,7 @@ from asking import DEADLINE_S, PATIENT, SEED, A, B, C
 from looking import Look, Visit
 from playwright.sync_api import expect
 
-from lightyear_node.config import Malfunction
+from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.demo_page import serving
 from lightyear_node.lab.federation import Federation, Statuses, lay_out
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 from proxy import ChaosProxy
 
-from lightyear_node.config import BarrierTerms, ExchangeTerms, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import BarrierTerms, ExchangeTerms, RuleTerms
+from lightyear_node.config.site import TaskEntry
 from lightyear_node.journal import Journal, Record
 from lightyear_node.lab.federation import SiteHome, Statuses, lay_out, site_names
 from lightyear_node.records import PeerName

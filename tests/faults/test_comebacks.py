@@ -21,7 +21,7 @@ from lives import (
 )
 from staging import AVERAGE, HASTY, counted, history
 
-from lightyear_node.config import BarrierTerms
+from lightyear_node.config.agreement import BarrierTerms
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import SiteHome, lay_out, site_names
 from lightyear_node.records import PeerName

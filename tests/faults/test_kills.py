@@ -20,7 +20,7 @@ from asking import DEADLINE_S, C, check_histories, metrics_of
 from lives import Gathering, Victim, all_in_round, status_of, train_until
 from staging import AVERAGE, counted, history
 
-from lightyear_node.config import BarrierTerms
+from lightyear_node.config.agreement import BarrierTerms
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome, lay_out, site_names
 from lightyear_node.records import PeerName

@@ -13,7 +13,7 @@ from lives import check_caught_up
 from needs import need
 from staging import AVERAGE, counted, history, readdress
 
-from lightyear_node.config import BarrierTerms
+from lightyear_node.config.agreement import BarrierTerms
 from lightyear_node.lab.federation import Federation, Statuses, lay_out, site_names
 from lightyear_node.records import PeerName
 

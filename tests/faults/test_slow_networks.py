@@ -20,7 +20,7 @@ from staging import (
     readdress,
 )
 
-from lightyear_node.config import BarrierTerms
+from lightyear_node.config.agreement import BarrierTerms
 from lightyear_node.lab.federation import Federation, lay_out, site_names
 
 ARRIVED = 'lightyear_transfer_uncompressed_bytes_total{direction="received",peer="site-c"}'

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar
 
 from lightyear_node.barrier import Memory, Terms
-from lightyear_node.config import BarrierTerms, ExchangeTerms, RuleTerms
+from lightyear_node.config.agreement import BarrierTerms, ExchangeTerms, RuleTerms
 from lightyear_node.home import load_home
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import PEERS_NAME, Federation, SiteHome, Statuses

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightyear_node.config import BarrierTerms, ExchangeTerms, Malfunction, RuleTerms
+from lightyear_node.config.agreement import BarrierTerms, ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.journal import Journal, Record
 from lightyear_node.lab.federation import SiteHome, lay_out, site_names
 from lightyear_node.records import PeerName

@@ -23,7 +23,7 @@ from member import Member
 from scene import Scene
 
 import lightyear_node
-from lightyear_node.config import BarrierTerms
+from lightyear_node.config.agreement import BarrierTerms
 from lightyear_node.lab.federation import Federation, package_environment
 
 PEER = Path(__file__).parents[1] / "byzantine" / "peer.py"

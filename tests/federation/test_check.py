@@ -22,8 +22,9 @@ import yaml
 from asking import DEADLINE_S, PATIENT, B, C, LayOut, metrics_of
 from needs import need
 
-from lightyear_node.config import load_agreement
-from lightyear_node.identity import BACKDATED, LIFETIME, Identity, Joined, make_identity
+from lightyear_node.config.agreement import load_agreement
+from lightyear_node.identity import BACKDATED, LIFETIME, Identity, make_identity
+from lightyear_node.joining import Joined
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import START, Federation, SiteHome, package_environment
 from lightyear_node.peers_file import peer_of, write_agreement

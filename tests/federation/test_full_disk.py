@@ -23,7 +23,7 @@ from lightyear_node.identity import Identity
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome, package_environment
 from lightyear_node.learner import _header
-from lightyear_node.ledger import _manifest_from_plain
+from lightyear_node.records import SignedManifest
 from lightyear_node.store import Store
 from lightyear_node.transport.client import PeerClient
 from lightyear_node.transport.codec import Grid
@@ -70,7 +70,7 @@ def health(home: SiteHome) -> subprocess.CompletedProcess[str]:
 def fetched_from(home: SiteHome, asking: SiteHome, folder: Path) -> str:
     """Fetch the newest update of `home` as its peer `asking` would; returns its digest."""
     _, signed = memory_of(home)
-    manifest = _manifest_from_plain(signed).manifest
+    manifest = SignedManifest.from_plain(signed).manifest
     us = Identity.load(asking.directory / "keys")
     theirs = Identity.load(home.directory / "keys").certificate
     updates = home.state_dir / "updates"

@@ -22,7 +22,8 @@ from asking import (
     repeated_when_out_of_step,
 )
 
-from lightyear_node.config import Malfunction, RuleTerms
+from lightyear_node.config.agreement import RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome
 from lightyear_node.records import Harm

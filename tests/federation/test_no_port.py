@@ -17,7 +17,7 @@ from asking import (
     repeated_when_out_of_step,
 )
 
-from lightyear_node.config import RuleTerms
+from lightyear_node.config.agreement import RuleTerms
 from lightyear_node.lab.federation import Federation
 
 

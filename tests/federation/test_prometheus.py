@@ -13,7 +13,7 @@ import pytest
 from asking import DEADLINE_S, PATIENT, A, B, C, LayOut
 from needs import need
 
-from lightyear_node.config import Malfunction
+from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.federation import Federation, package_environment
 from lightyear_node.records import PeerName
 from tests.federation.prometheus_server import PrometheusServer, hurried, missing, scraping

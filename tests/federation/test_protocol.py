@@ -29,8 +29,8 @@ from asking import (
 from member import PACKAGE
 from test_reload import at_round, command, keys_of, said
 
-from lightyear_node.config import Malfunction
-from lightyear_node.identity import Joined
+from lightyear_node.config.site import Malfunction
+from lightyear_node.joining import Joined
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome, Statuses
 from lightyear_node.peers_file import add_peers, remove_peer

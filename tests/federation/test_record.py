@@ -9,7 +9,7 @@ from typing import Any
 
 from asking import DEADLINE_S, A, B, C, LayOut, all_finished
 
-from lightyear_node.config import Malfunction
+from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.federation import Federation, SiteHome, package_environment
 
 ROUNDS = 2

@@ -21,7 +21,8 @@ import yaml
 from asking import DEADLINE_S, A, B, C, LayOut, all_finished, check_histories, finished, metrics_of
 
 from lightyear_node.errors import PeerError
-from lightyear_node.identity import Certificate, Identity, parse_join_line
+from lightyear_node.identity import Certificate, Identity
+from lightyear_node.joining import parse_join_line
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import (
     Federation,

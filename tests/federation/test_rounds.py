@@ -23,7 +23,7 @@ from asking import (
     wait_for_phase,
 )
 
-from lightyear_node.config import Malfunction
+from lightyear_node.config.site import Malfunction
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome
 

@@ -28,7 +28,8 @@ from asking import (
     wait_for_phase,
 )
 
-from lightyear_node.config import Malfunction, RuleTerms
+from lightyear_node.config.agreement import RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.journal import Record
 from lightyear_node.lab.federation import Federation, SiteHome
 from lightyear_node.lab.simulate import Spec, take_seats

@@ -19,7 +19,8 @@ from asking import (
     repeated_when_out_of_step,
 )
 
-from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.federation import Federation
 
 SFA, ANA = Malfunction(kind="sfa"), Malfunction(kind="ana")

@@ -24,7 +24,7 @@ from asking import (
     wait_for_phase,
 )
 
-from lightyear_node.config import Malfunction
+from lightyear_node.config.site import Malfunction
 from lightyear_node.errors import PeerError
 from lightyear_node.identity import Identity, make_identity
 from lightyear_node.journal import Record

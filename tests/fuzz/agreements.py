@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from lightyear_node.config import load_agreement, load_site
+from lightyear_node.config.agreement import load_agreement
+from lightyear_node.config.site import load_site
 from lightyear_node.errors import ConfigError
 from lightyear_node.peers_file import write_agreement
 from lightyear_node.strict_yaml import parse_scalar

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from lightyear_node.errors import ConfigError
-from lightyear_node.identity import join_line, make_identity, parse_join_line
+from lightyear_node.identity import make_identity
+from lightyear_node.joining import join_line, parse_join_line
 
 SITE = make_identity("site-b", datetime(2026, 1, 1, tzinfo=UTC))
 ADDRESS = "fl.site-b.example.org:7443"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightyear_node.config import Malfunction
+from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.federation import Federation, Statuses, lay_out, site_names
 from lightyear_node.records import PeerName
 from tests.federation.asking import DEADLINE_S, A

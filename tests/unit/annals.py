@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lightyear_node.barrier import Cause, Decision, Memory
-from lightyear_node.identity import Identity, Joined, make_identity
+from lightyear_node.identity import Identity, make_identity
+from lightyear_node.joining import Joined
 from lightyear_node.journal import Journal
 from lightyear_node.ledger import Ledger, Work
 from lightyear_node.peers_file import add_peers

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightyear_node import Task
-from lightyear_node.config import ExchangeTerms, Malfunction, RuleTerms
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.learning import Layout, Weights, exchanged
 from lightyear_node.worker.jobs import Candidate
 from lightyear_node.worker.site import Site

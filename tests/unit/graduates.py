@@ -14,7 +14,8 @@ import torch
 
 from lightyear_node import __version__
 from lightyear_node.barrier import Cause, Decision, Memory
-from lightyear_node.config import ExchangeTerms, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
+from lightyear_node.config.site import TaskEntry
 from lightyear_node.home import Home, State, load_home
 from lightyear_node.journal import Journal
 from lightyear_node.lab.federation import PEERS_NAME, SiteHome, lay_out, site_names

@@ -10,6 +10,7 @@ import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ HELLO = Hello(
     lamport=12,
 )
 QUIET = Announcement(lamport=3, round=Round(1), phase="train", latest=None)
+ANNOUNCED = replace(QUIET, latest=A.sign_manifest(MANIFEST))
 
 
 class FakeHost:
@@ -237,3 +239,14 @@ async def hostile(fetch: Callable[[Any, Any], Awaitable[None]]) -> AsyncIterator
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
+
+
+async def status_of(call: Any) -> grpc.StatusCode:
+    """Read to the end, and how it ended."""
+    try:
+        async with asyncio.timeout(20):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightyear_node.identity import Joined
+from lightyear_node.joining import Joined
 from lightyear_node.journal import reading
 from lightyear_node.peers_file import add_peers
 from lightyear_node.records import PeerName, SignedHead

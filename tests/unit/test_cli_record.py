@@ -14,7 +14,7 @@ from lightyear_node.audit.reasons import WORDS
 from lightyear_node.barrier import Memory
 from lightyear_node.cli.rounds import _in_short
 from lightyear_node.errors import ConfigError, JournalCorrupt
-from lightyear_node.identity import Joined
+from lightyear_node.joining import Joined
 from lightyear_node.journal import reading
 from lightyear_node.peers_file import add_peers
 from lightyear_node.records import Generation, PeerName, Reason, Round, Update

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lightyear_node.config import Agreement, DiskTerms, RuleTerms, load_agreement, load_site
+from lightyear_node.config.agreement import Agreement, RuleTerms, load_agreement
+from lightyear_node.config.site import DiskTerms, load_site
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import make_identity
 from lightyear_node.peers_file import write_agreement

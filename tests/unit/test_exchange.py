@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.config import ExchangeTerms, RuleTerms
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
 from lightyear_node.errors import ConfigError
 from lightyear_node.learning import Layout, SchemaMismatch, Weights, exchanged, write
 from lightyear_node.learning.guard import Ruler

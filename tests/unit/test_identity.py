@@ -20,18 +20,14 @@ from lightyear_node.errors import ConfigError
 from lightyear_node.identity import (
     BACKDATED,
     LIFETIME,
-    MANIFEST_DOMAIN,
     Certificate,
     Identity,
     fingerprint,
-    join_line,
     make_identity,
-    manifest_layout,
-    parse_join_line,
-    verify,
-    verify_manifest,
 )
+from lightyear_node.joining import join_line, parse_join_line
 from lightyear_node.records import Digest, Generation, Manifest, PeerName, Round, Update
+from lightyear_node.signing import MANIFEST_DOMAIN, manifest_layout, verify, verify_manifest
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ADDRESS = "fl.site-a.example.org:7443"

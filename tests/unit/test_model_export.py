@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import lightyear_node.cli.model  # noqa: F401
-from lightyear_node.config import ExchangeTerms, RuleTerms
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
 from lightyear_node.errors import ConfigError, DiskFull, StoreError
 from lightyear_node.export import taking
 from lightyear_node.worker.train import evaluate

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from lightyear_node import space
-from lightyear_node.config import RuleTerms
+from lightyear_node.config.agreement import RuleTerms
+from lightyear_node.driver import Driver
 from lightyear_node.errors import DiskFull, StoreError
 from lightyear_node.home import Home, load_home
 from lightyear_node.journal import Journal, Record
@@ -52,10 +53,10 @@ class Trouble:
             self.struck[step] += 1
             raise DiskFull(f"{step}: No space left on device")
 
-    def look(self, node: Node) -> None:
-        durable = [record.round for record in node._state.journal.records("commit")]
-        self.seen.append((node._saying().round, max(durable, default=-1) + 1))
-        assert "No space left" in " ".join(node._reporting.not_ready())
+    def look(self, driver: Driver) -> None:
+        durable = [record.round for record in driver.errands.state.journal.records("commit")]
+        self.seen.append((driver.saying().round, max(durable, default=-1) + 1))
+        assert "No space left" in " ".join(driver.reporting.not_ready())
 
 
 def home_in(folder: Path) -> Home:
@@ -147,13 +148,13 @@ def test_a_step_without_room_is_done_later_and_only_then_what_follows(
     strike_at(monkeypatch, Journal, "append", lambda kind: trouble.strike(f"record {kind}"))
     strike_at(monkeypatch, Store, "adopt", lambda path: trouble.strike(f"file {path.parent.name}"))
     strike_at(monkeypatch, Worker, "call", lambda job: trouble.strike(f"job {job}"))
-    talk = Node._go_on_talking
+    talk = Driver._go_on_talking
 
-    def watched(node: Node) -> None:
-        trouble.look(node)
-        talk(node)
+    def watched(driver: Driver) -> None:
+        trouble.look(driver)
+        talk(driver)
 
-    monkeypatch.setattr(Node, "_go_on_talking", watched)
+    monkeypatch.setattr(Driver, "_go_on_talking", watched)
     with caplog.at_level(logging.INFO, "test"):
         history = lived(tmp_path)
     assert {step: trouble.struck[step] for step in STEPS} == STEPS

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lightyear_node.config import load_agreement
+from lightyear_node.config.agreement import load_agreement
 from lightyear_node.home import Home, load_home
-from lightyear_node.identity import LIFETIME, Joined, make_identity
+from lightyear_node.identity import LIFETIME, make_identity
+from lightyear_node.joining import Joined
 from lightyear_node.journal import Journal
 from lightyear_node.lab.federation import SiteHome, lay_out, package_environment, site_names
 from lightyear_node.peers_file import peer_of, write_agreement

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from lightyear_node import reload, renewal
-from lightyear_node.config import Agreement, RuleTerms, load_agreement
+from lightyear_node.config.agreement import Agreement, RuleTerms, load_agreement
 from lightyear_node.errors import ConfigError
 from lightyear_node.home import Home, load_home
-from lightyear_node.identity import Joined, join_line, make_identity, parse_join_line
+from lightyear_node.identity import make_identity
+from lightyear_node.joining import Joined, join_line, parse_join_line
 from lightyear_node.lab.federation import lay_out, site_names
 from lightyear_node.peers_file import add_peers, peer_of, remove_peer, write_agreement
 from lightyear_node.records import PeerName

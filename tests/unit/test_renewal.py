@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from lightyear_node import renewal
-from lightyear_node.config import Agreement
+from lightyear_node.config.agreement import Agreement
 from lightyear_node.errors import ConfigError
-from lightyear_node.identity import LIFETIME, Identity, Joined, make_identity
+from lightyear_node.identity import LIFETIME, Identity, make_identity
+from lightyear_node.joining import Joined
 from lightyear_node.peers_file import peer_of
 from lightyear_node.records import PeerName
 

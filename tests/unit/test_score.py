@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import lightyear_node.cli.model
 import lightyear_node.cli.score  # noqa: F401
-from lightyear_node.config import ExchangeTerms, RuleTerms
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
 from lightyear_node.errors import ConfigError, LightyearError
 from lightyear_node.scoring import Unreadable
 from lightyear_node.worker.jobs import verdict_to_plain

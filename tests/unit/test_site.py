@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightyear_node.config import RuleTerms
+from lightyear_node.config.agreement import RuleTerms
 from lightyear_node.errors import TaskFailed
 from lightyear_node.learning import Weights
 from lightyear_node.worker.jobs import Candidate

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightyear_node.config import RuleTerms
+from lightyear_node.config.agreement import RuleTerms
 from lightyear_node.errors import ConfigError
 from lightyear_node.learning import Weights, write
 from lightyear_node.records import Digest, PeerName

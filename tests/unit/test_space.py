@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightyear_node import space as space_module
 from lightyear_node.barrier import Cause, Decision, Memory
-from lightyear_node.config import DiskTerms
+from lightyear_node.config.site import DiskTerms
 from lightyear_node.errors import ConfigError, DiskFull, StoreError
 from lightyear_node.records import Digest, Generation, PeerName, Round
 from lightyear_node.shelf import drop_leftovers

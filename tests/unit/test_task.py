@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightyear_node import Task
-from lightyear_node.config import Malfunction, RuleTerms
+from lightyear_node.config.agreement import RuleTerms
+from lightyear_node.config.site import Malfunction
 from lightyear_node.errors import ConfigError, TaskFailed
 from lightyear_node.learning import Layout, Weights, exchanged
 from lightyear_node.worker import carry

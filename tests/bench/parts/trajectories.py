@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightyear_node.config import ExchangeTerms, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
+from lightyear_node.config.site import TaskEntry
 from lightyear_node.lab.simulate import Spec, take_seats
 from lightyear_node.records import PeerName, Round
 from lightyear_node.transport.codec import Grid

@@ -13,7 +13,7 @@ import typer
 import yaml
 
 import lightyear_node.cli
-from lightyear_node.config import Site
+from lightyear_node.config.site import Site
 from tests.unit.deploy.commands import commands_in, only_reads
 from tests.unit.deploy.promtool import ALERTS, DOCS
 

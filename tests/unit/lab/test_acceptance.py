@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightyear_node.config import ExchangeTerms, Malfunction, TaskEntry
+from lightyear_node.config.agreement import ExchangeTerms
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.lab.acceptance import Spec, measure
 from lightyear_node.records import PeerName
 

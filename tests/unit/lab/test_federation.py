@@ -13,7 +13,8 @@ import psutil
 import pytest
 from staged import FAKE_NODE, pretend_to_be_done
 
-from lightyear_node.config import Malfunction, RuleTerms, TaskEntry, load_agreement
+from lightyear_node.config.agreement import RuleTerms, load_agreement
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.home import load_home
 from lightyear_node.lab import federation as lab

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightyear_node.config import Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import RuleTerms
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.errors import AlreadyRunning, ConfigError
 from lightyear_node.lab.federation import LabError
 from lightyear_node.lab.jobs import SCORES_MAX, Job, client_names, failed_row, retold, row_of

@@ -11,7 +11,8 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from lightyear_node.config import ALONE, ExchangeTerms, Malfunction, RuleTerms, TaskEntry
+from lightyear_node.config.agreement import ALONE, ExchangeTerms, RuleTerms
+from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab.federation import LabError, site_names
 from lightyear_node.lab.jobs import Job, row_of

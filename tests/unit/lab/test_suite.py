@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from lightyear_node.config import ALONE, Malfunction
+from lightyear_node.config.agreement import ALONE
+from lightyear_node.config.site import Malfunction
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab.jobs import (
     Job,

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.config import RuleTerms, TaskEntry
+from lightyear_node.config.agreement import RuleTerms
+from lightyear_node.config.site import TaskEntry
 from lightyear_node.lab.simulate import Spec, simulate
 from lightyear_node.records import PeerName
 from lightyear_node.tasks import BUILT_IN
