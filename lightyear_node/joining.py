@@ -7,13 +7,13 @@ import binascii
 import re
 from dataclasses import dataclass
 
+from lightyear_node.config.fields import ADDRESS_PATTERN
 from lightyear_node.errors import ConfigError
 from lightyear_node.identity import CERTIFICATE_BYTES_MAX, Certificate, Identity
 from lightyear_node.records import PeerName
 
 _VERSION = "ly1"
 _NO_ADDRESS = "-"
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def parse_join_line(text: str) -> Joined:
 
 
 def check_address(address: str) -> None:
-    match = _ADDRESS.fullmatch(address)
+    match = re.fullmatch(ADDRESS_PATTERN, address)
     if match is None or not 0 < int(match[2]) < 65536:
         raise ConfigError(
             f"{address!r} is not an address",

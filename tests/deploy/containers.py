@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from engine import Engine
@@ -15,7 +14,6 @@ HONEST = ("site-a", "site-b", "site-c", "site-d")
 BROKEN = "site-e"
 HYPHENATED = ("docker-compose",)
 PLUGIN = ("docker", "compose")
-DEADLINE_S = 300.0
 READ_METRICS = """
 import sys, urllib.request
 token = open("/federation/metrics.token").read().strip()
@@ -29,13 +27,6 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-        time.sleep(1)
 
 
 class Federation:

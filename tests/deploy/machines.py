@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from engine import ROOT, Engine
+from waiting import wait_until
 
 SITES = ("site-a", "site-b")
 NETWORK = "lightyear-systemd"
 HOST_IMAGE = "lightyear-systemd:test"
-DEADLINE_S = 240.0
 DOCKERFILE = """
 FROM {base}
 RUN apt-get update -qq \
@@ -27,13 +25,6 @@ STOPSIGNAL SIGRTMIN+3
 CMD ["/lib/systemd/systemd"]
 """
 AS_NODE = ("runuser", "-u", "lightyear", "--", "lightyear-node")
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-        time.sleep(1)
 
 
 class Machine:

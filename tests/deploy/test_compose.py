@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import BROKEN, HONEST, HYPHENATED, Federation, wait_until
+from containers import BROKEN, HONEST, HYPHENATED, Federation
 from engine import ROOT, Engine
+from waiting import wait_until
 
 ALL = (*HONEST, BROKEN)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from containers import HONEST, PLUGIN, Federation, wait_until
+from containers import HONEST, PLUGIN, Federation
 from engine import Engine
 from needs import need
+from waiting import wait_until
 
 ROUNDS = 20
 

@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from containers import wait_until
 from engine import Engine
 from pages import block
+from waiting import wait_until
 
 LABELS = ("title", "description", "licenses", "version", "revision")
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
-from containers import wait_until
 from engine import ROOT, Engine
 from needs import need
 from pages import block
+from waiting import wait_until
 
 ASK = """
 import sys, urllib.error, urllib.request

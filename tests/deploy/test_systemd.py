@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from engine import ROOT, Engine
-from machines import DOCKERFILE, HOST_IMAGE, NETWORK, SITES, Machine, install, wait_until
+from machines import DOCKERFILE, HOST_IMAGE, NETWORK, SITES, Machine, install
 from pages import block
+from waiting import wait_until
 
 HOME = "/var/lib/lightyear-node"
 TASK = '''
