@@ -1,20 +1,30 @@
-# Two commands for a fresh machine: `make demo` and `make test`.  Both set up what they need.
+# `make demo` and `make test` work on a fresh machine and set up what they need.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test deploy sim bugs fuzz bench lint results stubs pins clean
+.PHONY: demo test test-all coverage deploy sim bugs mutants fuzz bench lint results stubs pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/lightyear-node demo $(ARGS)
 
+# One process runs all tests of a file: they may share a federation.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
+
+# Takes minutes: unit tests, a short simulation, and one small federation of real nodes.
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -n auto -m "$(TESTS)" $(ARGS)
+	$(PYTEST) -m "not slow and not thorough" $(ARGS)
 
-# `make test TESTS="not thorough"` runs the slow ones, too: real federations under every fault.
-TESTS ?= not slow and not thorough
+# Includes the slow tests: real federations under faults, monitored by a browser and Prometheus.
+test-all: $(VENV)/dev
+	$(PYTEST) -m "not thorough" $(ARGS)
 
-# Images, compose, systemd, wheels: built, started and broken for real; needs Docker and root.
+# Which lines of the package the quick unit tests execute, in this process; child processes are not
+# measured.  Incomplete files are listed; ARGS=--cov-report=html also writes htmlcov/.
+coverage: $(VENV)/dev
+	$(PYTEST) -m "not slow and not thorough" tests/unit --cov --cov-report=term-missing $(ARGS)
+
+# Images, compose, systemd and wheels on a real engine; needs Docker and root.
 deploy: $(VENV)/dev
 	$(BIN)/python -m pytest tests/deploy $(ARGS)
 
@@ -23,11 +33,16 @@ SEEDS ?= 0:200
 sim: $(VENV)/dev
 	$(BIN)/python tests/sim/run.py --seeds $(SEEDS) $(ARGS)
 
-# Whether chance finds every planted bug, from seeds that nobody has chosen: up to an hour.
+# Searches arbitrary seeds for every planted bug: up to an hour.
 bugs: $(VENV)/dev
-	$(BIN)/python -m pytest -n auto -m thorough tests/sim $(ARGS)
+	SIM_PROFILE=thorough $(PYTEST) -m thorough tests/sim $(ARGS)
 
-# Invented inputs for everything that others write, for so long each: make fuzz SECONDS=600
+# Mutation test of the protocol core: ten minutes of one core.
+# ARGS="--only protocol/peer_table.py" for one module, ARGS=--again for the last survivors.
+mutants: $(VENV)/dev
+	$(BIN)/python tests/mutants/run.py $(ARGS)
+
+# Fuzzes every parser of external input for SECONDS each: make fuzz SECONDS=600
 SECONDS ?= 60
 fuzz: $(VENV)/fuzz
 	$(BIN)/python tests/fuzz/run.py all --seconds $(SECONDS)
@@ -36,9 +51,9 @@ bench: $(VENV)/dev
 	for bench in tests/bench/*.py; do $(BIN)/python $$bench || exit 1; done
 
 # The tables and figures in docs/results: about an hour on two cores.  DATA is the directory of the
-# prepared data sets; RESUME=--resume goes on with what is there.
+# prepared data sets; RESUME=--resume continues an interrupted run.
 DATA ?= ../shared/data
-SUITES ?= guard femnist hospitals
+SUITES ?= guard femnist hospitals worst-case
 results: $(VENV)/dev
 	for suite in $(SUITES); do $(BIN)/lightyear-node experiment docs/results/$$suite/suite.yaml \
 	  --out docs/results/$$suite --data $(DATA) $(RESUME) || exit 1; done
@@ -49,12 +64,12 @@ lint: $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The generated half of the wire contract; committed, and compared by a test.
+# The generated protobuf stubs; committed, and compared by a test.
 stubs: $(VENV)/dev
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
 	  proto/lightyear_node/v1/exchange.proto
 
-# constraints.txt anew, with the newest releases of everything but torch, which is chosen by hand.
+# Rewrites constraints.txt with the newest releases, except torch, which is pinned by hand.
 pins:
 	rm -rf build/pins && $(PYTHON) -m venv build/pins
 	grep '^torch==' constraints.txt > build/pins/torch
@@ -68,7 +83,7 @@ $(VENV)/python:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# constraints.txt: the very versions that are tested together.
+# constraints.txt pins the versions that are tested together.
 $(VENV)/demo: $(VENV)/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
 	touch $@
@@ -82,4 +97,5 @@ $(VENV)/fuzz: $(VENV)/dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	  .coverage .coverage.* htmlcov

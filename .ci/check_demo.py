@@ -14,7 +14,7 @@ federated = sum(site["metric_federated"] for site in honest) / len(honest)
 print(f"alone {alone:.3f}, federated {federated:.3f}, everyone {data['everyone_averaged']:.3f}")
 print(verdicts)
 assert verdicts["malfunctioning_accepted"] == 0, "a malfunctioning update was accepted"
-assert verdicts["malfunctioning_rejected"] > 0, "nobody judged the malfunctioning site"
+assert verdicts["malfunctioning_rejected"] > 0, "no site rejected the malfunctioning site"
 assert verdicts["honest_accepted"] > verdicts["honest_rejected"], "honest sites were shut out"
 assert federated > alone, "the federation did not help"
 assert federated > data["everyone_averaged"], "the rule did not help"

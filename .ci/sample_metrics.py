@@ -1,4 +1,4 @@
-"""Prints the metrics of a node to which everything has happened, for `promtool check metrics`."""
+"""Prints the metrics of a node after one event of every kind, for `promtool check metrics`."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from prometheus_client import generate_latest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.unit.happenings import everything_happens, observer
+from tests.support.observer_events import observer, send_all_events
 
 watched = observer()
-everything_happens(watched, accuracy=0.9)
+send_all_events(watched, accuracy=0.9)
 print(generate_latest(watched.metrics.registry).decode(), end="")

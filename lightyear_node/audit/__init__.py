@@ -1,7 +1,7 @@
-"""What a site's record says, and whether it still says what was written.
+"""Verifies, exports, compares and explains journals.
 
-`verify` follows hashes and signatures to the first record that does not hold; `export` writes a
-copy that can be verified alone; `compare` lays two sites' records of the same rounds side by side;
-`rounds` and `reasons` tell people what happened.  Everything is read only, of a node that runs or
-of one that does not; nothing here knows the network.
+`verify` checks hashes and signatures up to the first invalid record; `export` writes a copy that
+can be verified on its own; `compare` compares two sites' journals of the same rounds; `rounds` and
+`reasons` explain what happened; `self_check` is for the running node.  Everything is read-only and
+works while the node runs; nothing here knows the network.
 """

@@ -1,8 +1,8 @@
-"""A record as a file for others: one line for each entry, which can be verified without the node.
+"""Exports a journal to a file with one line per record, which can be verified on its own.
 
-Every line carries the hash of the one before and its own; a line that completes a round also the
-site's signature of that.  The chain is over `seq`, `wall_ns`, `lamport`, `round`, `kind` and
-`body`; `site`, `federation` and `time` are there for the reader.
+Every line has the hash of the line before and its own; a line that completes a round also has the
+site's signature of its hash.  The hash covers `seq`, `wall_ns`, `lamport`, `round`, `kind` and
+`body`; `site`, `federation` and `time` are for the reader.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lightyear_node.audit.rounds import timestamp
-from lightyear_node.audit.verify import Source, name, sealed_by
+from lightyear_node.audit.verify import name, sealed_by
 from lightyear_node.errors import ConfigError
-from lightyear_node.journal import FIRST_HASH, Row, canonical, reading
+from lightyear_node.storage.hash_chain import FIRST_HASH, StoredRecord, broken_links, canonical
+from lightyear_node.storage.journal_reader import JournalSnapshot, reading
 
 COLUMNS = (
     *("site", "federation", "seq", "time", "wall_ns", "lamport", "round", "kind", "body"),
@@ -27,15 +28,15 @@ COLUMNS = (
 )
 _NUMBERS = ("seq", "wall_ns", "lamport", "round")
 LINE_CHARS_MAX = 64 << 20
-"""Ours have some kilobytes for each site; the limit keeps a file that is no export from memory."""
+"""Limits the memory for a file that is no export; our lines have a few kB per site."""
 JOURNAL = "journal.db"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One row of an export, in the words of its columns."""
+class ExportLine:
+    """One line of an export."""
 
-    row: Row
+    row: StoredRecord
     before: str
     signature: str | None
     site: str | None
@@ -59,21 +60,25 @@ class Line:
         }
 
 
-def lines_of(source: Source, first_round: int | None, last_round: int | None) -> Iterator[Line]:
-    """Those between the rounds' first and last record, without a gap: the chain has to hold."""
-    rows = list(source.rows())
-    numbers = [at for at, row in enumerate(rows) if _within(row.round, first_round, last_round)]
-    before = source.before
+def export_lines(
+    source: RecordSource, first_round: int | None, last_round: int | None
+) -> Iterator[ExportLine]:
+    """Yield all lines from the first to the last record of these rounds, as the chain needs."""
+    first = last = None
+    for index, row in enumerate(source.rows()):
+        if _within(row.round, first_round, last_round):
+            first, last = index if first is None else first, index
+    before, heads = source.before, source.heads
     site, federation = source.site, source.federation
-    for at, row in enumerate(rows):
-        body = row.plain_body()
+    for index, row in enumerate(source.rows()):
+        body = row.plain_body() if row.kind in ("start", "seal") else {}
         if row.kind == "start" and "signing_key" in body:
             site, federation = name(body.get("site")), name(body.get("federation"))
         elif row.kind == "seal":
             site = site or sealed_by(row)
-        if numbers and numbers[0] <= at <= numbers[-1]:
-            signature = source.heads.get(row.seq, (None, None))[1]
-            yield Line(row, before, signature, site, federation)
+        if first is not None and last is not None and first <= index <= last:
+            signature = heads.get(row.seq, (None, None))[1]
+            yield ExportLine(row, before, signature, site, federation)
         before = row.hash
 
 
@@ -83,20 +88,20 @@ def _within(round: Any, first: int | None, last: int | None) -> bool:
     return (first is None or round >= first) and (last is None or round <= last)
 
 
-def write_jsonl(lines: Iterable[Line], out: TextIO) -> int:
-    """A body is an object in its line, unless somebody has made it something else."""
+def write_jsonl(lines: Iterable[ExportLine], out: TextIO) -> int:
+    """Write the lines; a body is an object, unless its stored text is not canonical."""
     count = 0
     for line in lines:
         plain = line.to_plain()
-        said = line.row.plain_body()
-        if canonical(said) == line.row.body:
-            plain["body"] = said
+        body = line.row.plain_body()
+        if canonical(body) == line.row.body:
+            plain["body"] = body
         out.write(json.dumps(plain) + "\n")
         count += 1
     return count
 
 
-def write_csv(lines: Iterable[Line], out: TextIO) -> int:
+def write_csv(lines: Iterable[ExportLine], out: TextIO) -> int:
     table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     table.writeheader()
     count = 0
@@ -106,13 +111,16 @@ def write_csv(lines: Iterable[Line], out: TextIO) -> int:
     return count
 
 
-class Exported:
-    """An export that was read back: a source like the journal it was made from."""
+class ReadExport:
+    """An export that was read back, with the interface of the journal it was made from."""
 
     newest = None
     memory = None
+    mark = None
+    absent = altered = ()
+    """Only journals have these."""
 
-    def __init__(self, lines: list[Line]) -> None:
+    def __init__(self, lines: list[ExportLine]) -> None:
         first = lines[0]
         self._lines = lines
         self.before = first.before
@@ -123,15 +131,19 @@ class Exported:
         }
         self._hashes = {line.row.seq: line.row.hash for line in lines}
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[StoredRecord]:
         return (line.row for line in self._lines)
 
     def hash_of(self, seq: int) -> str | None:
         return self._hashes.get(seq)
 
 
-def read_export(path: Path) -> Exported:
-    """Raises for a file that is no export; what an export says is for `verify` to believe."""
+RecordSource = JournalSnapshot | ReadExport
+"""What can be verified, exported and compared."""
+
+
+def read_export(path: Path) -> ReadExport:
+    """Read an export; raises ConfigError for other files.  Does not verify it."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as problem:
@@ -139,20 +151,20 @@ def read_export(path: Path) -> Exported:
             f"{path} cannot be read: {problem.strerror}", hint="name an export or a state directory"
         ) from None
     jsonl = text.lstrip()[:1] == "{"
-    found: list[Line] = []
+    found: list[ExportLine] = []
     try:
         for number, plain in enumerate(_jsonl(text) if jsonl else _csv(path, text), 1):
             found.append(_line(path, number, plain))
     except csv.Error as problem:
-        raise _no_export(path, f"it is no CSV: {problem}") from None
+        raise _not_an_export(path, f"it is not CSV: {problem}") from None
     if not found:
-        raise _no_export(path, "it has no records")
+        raise _not_an_export(path, "it has no records")
     first = found[0]
     if first.row.seq == 1 and first.before != FIRST_HASH:
-        raise _no_export(path, "its first record claims that there is one before it")
+        raise _not_an_export(path, "its first record names one before it")
     if len({line.site for line in found} - {None}) > 1:
-        raise _no_export(path, "its lines are of several sites")
-    return Exported(found)
+        raise _not_an_export(path, "its lines belong to several sites")
+    return ReadExport(found)
 
 
 def _jsonl(text: str) -> Iterator[Any]:
@@ -167,70 +179,79 @@ def _csv(path: Path, text: str) -> Iterator[Any]:
     csv.field_size_limit(LINE_CHARS_MAX)
     table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     if tuple(table.fieldnames or ()) != COLUMNS:
-        raise _no_export(path, f"its columns are not {', '.join(COLUMNS)}")
+        raise _not_an_export(path, f"its columns are not {', '.join(COLUMNS)}")
     for plain in table:
-        said: dict[str, Any] = {column: value or None for column, value in plain.items()}
-        yield said | {column: _whole(said[column]) for column in _NUMBERS}
+        values: dict[str, Any] = {column: value or None for column, value in plain.items()}
+        yield values | {column: _whole(values[column]) for column in _NUMBERS}
 
 
 def _whole(text: Any) -> Any:
     try:
         return int(text)
     except (TypeError, ValueError):
-        return text  # which `verify` will not believe
+        return text  # `verify` refuses it
 
 
-def _line(path: Path, number: int, plain: Any) -> Line:
+def _line(path: Path, number: int, plain: Any) -> ExportLine:
     if not isinstance(plain, dict) or not set(COLUMNS) <= set(plain):
-        raise _no_export(path, f"line {number} is not one of an export, or was cut off")
+        raise _not_an_export(path, f"line {number} lacks columns or was cut off")
     body = plain["body"]
     try:
         text = canonical(body) if isinstance(body, dict) else body
     except (ValueError, RecursionError):
-        raise _no_export(path, f"line {number} has a body that no site would write") from None
+        raise _not_an_export(path, f"line {number} has an invalid body") from None
     seq, wall_ns, lamport, round = (plain[column] for column in _NUMBERS)
-    row = Row(seq, wall_ns, lamport, round, plain["kind"], text, plain["hash"])
-    words = ("before", "hash", "kind")
-    if type(row.seq) is not int or not all(isinstance(plain[word], str) for word in words):
-        raise _no_export(path, f"line {number} has no number, kind or hash")
+    row = StoredRecord(seq, wall_ns, lamport, round, plain["kind"], text, plain["hash"])
+    texts = ("before", "hash", "kind")
+    if type(row.seq) is not int or not all(isinstance(plain[column], str) for column in texts):
+        raise _not_an_export(path, f"line {number} has no number, kind or hash")
     if plain["time"] != timestamp(row.wall_ns):
-        raise _no_export(path, f"line {number} says another `time` than its `wall_ns`")
-    signature, site, federation = (plain[word] for word in ("signature", "site", "federation"))
+        raise _not_an_export(path, f"`time` and `wall_ns` of line {number} differ")
+    signature, site, federation = (plain[column] for column in ("signature", "site", "federation"))
     if not isinstance(signature, str | None):
-        raise _no_export(path, f"line {number} has a signature that is no text")
+        raise _not_an_export(path, f"the signature in line {number} is not a string")
     if name(site) != site or name(federation) != federation:
-        raise _no_export(path, f"line {number} has a site or federation that is no name")
-    return Line(row, plain["before"], signature, site, federation)
+        raise _not_an_export(path, f"line {number} has an invalid site or federation name")
+    return ExportLine(row, plain["before"], signature, site, federation)
 
 
-def _no_export(path: Path, why: str) -> ConfigError:
+def _not_an_export(path: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no export of a record: {why}",
-        hint="`lightyear-node audit export -o FILE` writes one; a state directory does, too",
+        f"{path} is not an export of a journal: {why}",
+        hint="`lightyear-node audit export -o FILE` writes one; a state directory works, too",
     )
 
 
 @contextmanager
-def opened(path: Path, *, thoroughly: bool = False) -> Iterator[Source]:
-    """A state directory, a journal or an export."""
+def open_records(
+    path: Path, *, thoroughly: bool = False, live_only: bool = False
+) -> Iterator[RecordSource]:
+    """Open a state directory, a journal, one of its closed segments, or an export."""
     if path.is_dir():
         path = path / JOURNAL
         if not path.exists():
             raise ConfigError(
-                f"{path.parent} is no state directory: it has no {JOURNAL}",
+                f"{path.parent} is not a state directory: it has no {JOURNAL}",
                 hint="name the `state_dir` of a node that has run, or set --home to its folder",
             )
     if not path.exists():
         raise ConfigError(
-            f"{path} is not there",
-            hint="name an export or a state directory; a node's own is made when it first runs in"
-            " the folder that --home names",
+            f"{path} does not exist",
+            hint="name an export or a state directory; a node creates its own at its first start in"
+            " the folder given by --home",
         )
     if path.suffix == ".db" or _is_database(path):
-        with reading(path, thoroughly=thoroughly) as copy:
+        with reading(path, thoroughly=thoroughly, live_only=live_only) as copy:
             yield copy
     else:
         yield read_export(path)
+
+
+def valid_rows(source: RecordSource) -> tuple[list[StoredRecord], StoredRecord | None]:
+    """The records before the first one that breaks the hash chain, and that one."""
+    rows = list(source.rows())
+    bad = next(broken_links(rows, source.before, source.first_seq), None)
+    return (rows, None) if bad is None else (rows[: rows.index(bad)], bad)
 
 
 def _is_database(path: Path) -> bool:

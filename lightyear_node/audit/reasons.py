@@ -1,169 +1,212 @@
-"""Every reason in words: what it says about an update, and what somebody can do about it."""
+"""An explanation of every reason of a verdict, and what an operator can do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from lightyear_node.records import Reason
+from lightyear_node.types import Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ReasonText:
     about: str
     advice: str
 
 
-_ASK_THEM = "ask that site to look at its training data and its log"
-_LINE = "`lightyear-node peers ping` goes the way to that site step by step"
-_SAME = "both sites need the same version, task and peers.yaml: `lightyear-node check`"
+_ASK_SITE = "ask that site to check its training data and its log"
+_TEST_CONNECTION = "`lightyear-node peers ping` tests the connection to that site step by step"
+_SAME_CONFIG = "both sites need the same version, task and peers.yaml: `lightyear-node check`"
 
-WORDS: Mapping[Reason, Words] = {
-    Reason.OK: Words("it fits: its model was merged into ours", "nothing"),
-    Reason.CAUGHT_UP: Words(
-        "we had fallen far behind all others, and its model does best on our validation data: it"
-        " has replaced ours",
-        "nothing: from here on we are near the others again",
+REASON_TEXTS: Mapping[Reason, ReasonText] = {
+    Reason.OK: ReasonText("it was accepted: its model was merged into ours", "nothing"),
+    Reason.CAUGHT_UP: ReasonText(
+        "our model had fallen far behind all others, and its model is the best one on our"
+        " validation data and near most others, or better by far: it has replaced ours",
+        "nothing: our model is close to the others again",
     ),
-    Reason.AGREEMENT_BELOW_TAU: Words(
-        "it sees our validation data differently from our own model: the agreement is below the"
-        " threshold",
-        "once is nothing; if it lasts, compare labels and preparation of the data with that site,"
-        " or lower `rule.tau` in node.yaml",
+    Reason.AGREEMENT_BELOW_TAU: ReasonText(
+        "its agreement with our own model on our validation data is below the threshold",
+        "a single rejection is normal; if it persists, compare labels and preprocessing of the"
+        " data with that site, or lower `rule.tau` in node.yaml",
     ),
-    Reason.TOO_FAR: Words(
+    Reason.TOO_FAR: ReasonText(
         "in at least one layer its weights are farther from ours than a round of training explains",
-        "if it lasts, that site trains with other settings, is broken or hostile: " + _ASK_THEM,
+        "if it persists, that site trains with other settings, is broken or hostile: " + _ASK_SITE,
     ),
-    Reason.LOSS_REGRET: Words(
-        "on our validation data it does far worse than our own model",
-        "if it lasts, its data are very different from ours or wrongly labelled: " + _ASK_THEM,
+    Reason.LOSS_REGRET: ReasonText(
+        "its loss on our validation data is far above that of our own model",
+        "if it persists, its data are very different from ours or wrongly labelled: " + _ASK_SITE,
     ),
-    Reason.OUTLIER: Words(
-        "the rule found it to stand apart from the other sites' updates", _ASK_THEM + " if it lasts"
+    Reason.OUTLIER: ReasonText(
+        "the rule classified it as an outlier among the sites' updates",
+        "if it persists, " + _ASK_SITE,
     ),
-    Reason.OTHER_CLUSTER: Words(
-        "the rule has put it into another group of sites than ours",
-        "nothing: its group goes on among itself",
+    Reason.OTHER_CLUSTER: ReasonText(
+        "the rule assigned it to another cluster of sites than ours",
+        "nothing: each cluster trains on its own",
     ),
-    Reason.NOT_SELECTED: Words(
-        "the rule takes only some updates each round, and this was not among them", "nothing"
+    Reason.NOT_SELECTED: ReasonText(
+        "the rule uses only some updates in each round, and did not select this one", "nothing"
     ),
-    Reason.REFUSED_BY_RULE: Words(
-        "the rule gave it no weight", "the rule's own documentation says when it does so"
+    Reason.REFUSED_BY_RULE: ReasonText(
+        "the rule gave it no weight", "see the documentation of the rule"
     ),
-    Reason.NONFINITE: Words(
-        "it contains numbers that are not finite, or leads to such",
-        "that site's training diverges or its machine is faulty: " + _ASK_THEM,
+    Reason.NONFINITE: ReasonText(
+        "it contains numbers that are not finite, or leads to such numbers",
+        "that site's training diverges or its machine is faulty: " + _ASK_SITE,
     ),
-    Reason.DOMAIN: Words(
+    Reason.DOMAIN: ReasonText(
         "it contains a negative variance, which no training produces",
-        "that site's node is broken or hostile: " + _ASK_THEM,
+        "that site's node is broken or hostile: " + _ASK_SITE,
     ),
-    Reason.SCHEMA_MISMATCH: Words("its tensors are not those of our model", _SAME),
-    Reason.STALE_ROUND: Words(
-        "it had nothing newer than what we already used, or is rounds behind us",
-        "nothing: it is served and catches up; if it never does, it is too slow for `grace`",
+    Reason.SCHEMA_MISMATCH: ReasonText("its tensors are not those of our model", _SAME_CONFIG),
+    Reason.STALE_ROUND: ReasonText(
+        "it had no newer update than the one we already used, or is rounds behind us",
+        "nothing: it still receives updates and catches up; if it does not, it is too slow for"
+        " `grace`",
     ),
-    Reason.CHECKSUM: Words(
-        "the bytes that came are not those that it had announced",
-        "something on the way spoils data, or that site's disk does: " + _LINE,
+    Reason.CHECKSUM: ReasonText(
+        "the bytes received are not those that it announced",
+        "the network or that site's disk corrupts data: " + _TEST_CONNECTION,
     ),
-    Reason.SIGNATURE: Words(
-        "what it announced is not signed with its key",
-        "if it has new keys, ask for its new join line and `lightyear-node peers add` it",
+    Reason.SIGNATURE: ReasonText(
+        "its announcement is not signed with its key",
+        "if it has new keys, ask for its new join line and run `lightyear-node peers add`",
     ),
-    Reason.IDENTITY: Words(
-        "it spoke in another site's name, or is no longer in peers.yaml",
+    Reason.IDENTITY: ReasonText(
+        "it used another site's name, or is no longer in peers.yaml",
         "compare peers.yaml with that site by telephone",
     ),
-    Reason.FEDERATION: Words("it belongs to another federation", _SAME),
-    Reason.VERSION: Words("it speaks another version of the protocol", "upgrade the older site"),
-    Reason.ECHO: Words(
-        "it announced an update of our own as its", "that site's node is broken or hostile"
+    Reason.FEDERATION: ReasonText("it belongs to another federation", _SAME_CONFIG),
+    Reason.VERSION: ReasonText("it uses another version of the protocol", "upgrade the older site"),
+    Reason.ECHO: ReasonText(
+        "it announced one of our updates as its own", "that site's node is broken or hostile"
     ),
-    Reason.TOO_LARGE: Words("it sent more than our model has room for", _SAME),
-    Reason.TRUNCATED: Words("its transfer ended before everything had come", _LINE),
-    Reason.TIMEOUT: Words(
-        "nothing of it had come when the round was closed",
-        f"if it lasts, its line or machine is too slow for `grace`: {_LINE}",
+    Reason.TOO_LARGE: ReasonText("it sent more bytes than our model has", _SAME_CONFIG),
+    Reason.TRUNCATED: ReasonText("its transfer ended too early", _TEST_CONNECTION),
+    Reason.TIMEOUT: ReasonText(
+        "it had not arrived when the round was closed",
+        f"if it persists, its network or machine is too slow for `grace`: {_TEST_CONNECTION}",
     ),
-    Reason.DISK_FULL: Words(
-        "there was no room on our disk for it",
-        "make room: `lightyear-node health` says how much is needed",
+    Reason.DISK_FULL: ReasonText(
+        "our disk had no space for it",
+        "free some space: `lightyear-node health` shows how much is needed",
     ),
-    Reason.UNREACHABLE: Words("it could not be reached in this round", _LINE),
-    Reason.UNSCORED: Words(
-        "it was here, but could not be judged", "our own log of that round says why"
+    Reason.DAMAGED: ReasonText(
+        "our stored copy of it was damaged or missing, and could not be downloaded again in time",
+        "if it happens again, check our own disk",
     ),
-    Reason.UNCONFIRMED: Words(
-        "too few other sites have said that they got the same update from it",
-        "nothing at first; if it lasts, some sites do not reach each other, or it tells them"
-        " different things",
+    Reason.UNREACHABLE: ReasonText("it could not be reached in this round", _TEST_CONNECTION),
+    Reason.UNSCORED: ReasonText(
+        "it arrived, but could not be judged", "see our own log of that round"
     ),
-    Reason.PROBATION: Words(
-        "it has come back without its memory, and is only watched for some rounds", "nothing"
+    Reason.UNCONFIRMED: ReasonText(
+        "too few other sites have confirmed that they received the same update from it",
+        "nothing at first; if it persists, some sites do not reach each other, or it sends them"
+        " different updates",
     ),
-    Reason.QUARANTINED: Words(
-        "it has signed two different updates for one round: there is proof in our record",
-        "find out with that site what happened; then `lightyear-node peers unquarantine` it",
+    Reason.PROBATION: ReasonText(
+        "it has returned without its state, and is only observed for some rounds", "nothing"
     ),
-    Reason.BLOCKED: Words(
+    Reason.QUARANTINED: ReasonText(
+        "it has signed two different updates for one round: the proof is in our journal",
+        "find the cause with that site, then run `lightyear-node peers unquarantine`",
+    ),
+    Reason.BLOCKED: ReasonText(
         "it is blocked here: by our operator, by the rule, or because it left peers.yaml",
         "`lightyear-node peers unblock` if it was our operator",
     ),
-    Reason.MALFORMED: Words("it said something that makes no sense", _SAME),
+    Reason.MALFORMED: ReasonText(
+        "it sent an invalid message, or its model cannot be read or evaluated here", _SAME_CONFIG
+    ),
 }
 
 
-def words(reason: str) -> Words:
-    """Also for a reason that only a later version knows."""
+_COMPARE_TARGETS = (
+    "compare the scale and unit of the targets, the preprocessing and the learning rate with that"
+    " site"
+)
+
+_MEASURED_TEXTS: Mapping[Reason, ReasonText] = {
+    Reason.AGREEMENT_BELOW_TAU: ReasonText(
+        REASON_TEXTS[Reason.AGREEMENT_BELOW_TAU].about,
+        f"a single rejection is normal; if it persists, {_COMPARE_TARGETS}, or lower `rule.tau` in"
+        " node.yaml",
+    ),
+    Reason.TOO_FAR: ReasonText(
+        REASON_TEXTS[Reason.TOO_FAR].about,
+        f"if it persists, {_COMPARE_TARGETS}; targets far from zero or with a large deviation make"
+        " large steps: standardize them at all sites",
+    ),
+    Reason.LOSS_REGRET: ReasonText(
+        REASON_TEXTS[Reason.LOSS_REGRET].about, f"if it persists, {_COMPARE_TARGETS}"
+    ),
+}
+"""Texts for tasks without class labels, such as a regression."""
+
+
+def reason_text(reason: str, details: Mapping[str, Any] = MappingProxyType({})) -> ReasonText:
+    """Return the text of a reason, which may come from a newer version.
+
+    `details` are those of the verdict; see `types.Verdict`.
+    """
     try:
-        return WORDS[Reason(reason)]
+        known = Reason(reason)
+        text = REASON_TEXTS[known]
     except (KeyError, ValueError):
-        return Words(f"this version has no words for `{reason}`", "upgrade lightyear-node")
+        return ReasonText(f"the reason `{reason}` is unknown here", "upgrade lightyear-node")
+    if details.get("loss") == "measured":
+        text = _MEASURED_TEXTS.get(known, text)
+    tensor = details.get("tensor")
+    if known is Reason.TOO_FAR and isinstance(tensor, str):
+        about = f"its `{tensor}` is farther from ours than a round of training explains"
+        return ReasonText(about, text.advice)
+    return text
 
 
 @dataclass(frozen=True, slots=True)
 class GuardLine:
-    """One measurement of a verdict beside its limit."""
+    """One measurement of a verdict with its limit."""
 
     name: str
     value: float
     limit: float | None
     at_most: bool
     holds: bool | None
-    """None where there is nothing to compare with."""
+    """None if there is no limit."""
     meaning: str
 
 
-_MEASURED = {
+_MEASUREMENTS = {
     "distance": (
         "distance_max",
         True,
-        "how far the layer that differs most is from ours, relative to the size of our own layer",
+        "distance of its most different layer from ours, relative to the norm of our layer",
     ),
-    "agreement": ("tau", False, "how alike both models see our validation data, from 0 to 1"),
+    "agreement": ("tau", False, "NTK agreement of both models on our validation data, from 0 to 1"),
     "regret": (
         "regret_max",
         True,
-        "by how much its loss on our validation data is above that of our own model",
+        "its loss on our validation data minus that of our own model",
     ),
 }
-"""In the order in which the guard looks; see `learning.guard`."""
+"""In the order of the guard's checks; see `learning.guard`."""
 
 
 def guard_lines(checks: Mapping[str, Any]) -> list[GuardLine]:
-    found = []
-    limits = set()
-    for name, (limit_name, at_most, meaning) in _MEASURED.items():
+    lines = []
+    known = set()
+    for name, (limit_name, at_most, meaning) in _MEASUREMENTS.items():
         if name not in checks:
             continue
         value, limit = checks[name], checks.get(limit_name)
-        limits |= {name, limit_name}
+        known |= {name, limit_name}
         holds = None if limit is None else (value <= limit if at_most else value >= limit)
-        found.append(GuardLine(name, value, limit, at_most, holds, meaning))
-    # What other rules measure has its name, and no limit that we know of.
-    others = sorted(set(checks) - limits)
-    return found + [GuardLine(n, checks[n], None, True, None, "as the rule says") for n in others]
+        lines.append(GuardLine(name, value, limit, at_most, holds, meaning))
+    # Measurements of other rules have a name, but no limit that is known here.
+    others = sorted(set(checks) - known)
+    meaning = "see the documentation of the rule"
+    return lines + [GuardLine(name, checks[name], None, True, None, meaning) for name in others]

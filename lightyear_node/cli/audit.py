@@ -1,8 +1,7 @@
-"""`audit`: does this site's record still say what was written, and do other sites' agree?"""
+"""`audit`: verify this site's journal, export it, and compare it with those of other sites."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -17,17 +16,20 @@ from lightyear_node.cli.common import (
     FormatOption,
     HomeOption,
     examples,
+    load_site,
+    node_config,
     show,
     state_dir_of,
 )
-from lightyear_node.records import PeerName
+from lightyear_node.errors import ConfigError, LightyearError, PeerError, StoreError
+from lightyear_node.types import PeerName
 
 if TYPE_CHECKING:
     from lightyear_node.audit.compare import Comparison
-    from lightyear_node.audit.verify import Audit, Source
-    from lightyear_node.errors import PeerError
-    from lightyear_node.identity import Certificate
-    from lightyear_node.records import SignedHead
+    from lightyear_node.audit.export import RecordSource
+    from lightyear_node.audit.verify import Audit
+    from lightyear_node.identity.keys import Certificate
+    from lightyear_node.types import SignedHead
 
     Answers = dict[PeerName, SignedHead | PeerError | None]
 
@@ -41,8 +43,8 @@ PeersChoice = Annotated[
     Path | None,
     typer.Option(
         "--peers",
-        help="peers.yaml: ask every reachable peer for the head it holds of this site's journal;"
-        " with --export, the site's certificate is taken from it instead.",
+        help="peers.yaml: ask every reachable peer for the head of our journal that it holds;"
+        " with --export, take the site's certificate from it instead.",
     ),
 ]
 
@@ -60,31 +62,31 @@ def verify(
     peers: PeersChoice = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="Verify this export, or copy of a state directory, instead."),
+        typer.Option(help="Verify this export or copy of a state directory instead."),
     ] = None,
     certificate: Annotated[
         list[Path] | None,
-        typer.Option(help="A certificate (PEM) whose signing key counts, too; repeatable."),
+        typer.Option(help="Further certificate (PEM) whose signing key is trusted; repeatable."),
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for each peer.", min=0.1, max=60)
     ] = 5.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Follow hashes and signatures to the first record that does not hold; 3 if there is one."""
-    from lightyear_node.audit.export import opened
-    from lightyear_node.audit.verify import verify as follow
+    """Verify hashes and signatures; if a record is bad, report the first one and exit with 3."""
+    from lightyear_node.audit.export import open_records
+    from lightyear_node.audit.verify import verify as verify_journal
 
     where = export or state_dir_of(home)
     held: Answers = {}
     if peers is not None and export is None:
-        # Before our own journal is read, which may grow meanwhile.
+        # Before our own journal is read: it may grow in the meantime.
         held = _ask(home, peers, timeout)
-    with opened(where, thoroughly=True) as source:
-        site = follow(source, []).site if export else None
+    with open_records(where, thoroughly=True) as source:
+        site = verify_journal(source, []).site if export else None
         pinned = _certificates(home, export, site, peers, certificate)
         keys = [one.signing_key for one in pinned]
-        audit = follow(source, keys)
+        audit = verify_journal(source, keys)
         asked = [_claimed(source, audit, peer, head, keys) for peer, head in held.items()]
     ok = audit.finding is None and all(one["ok"] is not False for one in asked)
     data = {"ok": ok, **_plain(audit), "peers": asked}
@@ -95,11 +97,10 @@ def verify(
 
 @audit_app.command("head", epilog=examples("lightyear-node audit head"))
 def head(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
-    """The newest signed head: a number and a hash that stand for the whole record before them."""
-    from lightyear_node.audit.export import opened
-    from lightyear_node.errors import ConfigError
+    """Print the newest signed head: number and hash, which cover all records up to it."""
+    from lightyear_node.audit.export import open_records
 
-    with opened(state_dir_of(home)) as source:
+    with open_records(state_dir_of(home)) as source:
         heads = source.heads
     if not heads:
         raise ConfigError(
@@ -123,26 +124,26 @@ def export_record(
     format: Annotated[
         ExportFormat, typer.Option("--format", help="jsonl, or csv for spreadsheets.")
     ] = ExportFormat.JSONL,
-    from_round: Annotated[int | None, typer.Option(help="From this round on.", min=0)] = None,
-    to_round: Annotated[int | None, typer.Option(help="Up to this round.", min=0)] = None,
+    from_round: Annotated[int | None, typer.Option(help="First round.", min=0)] = None,
+    to_round: Annotated[int | None, typer.Option(help="Last round.", min=0)] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write; else to the screen.")
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; default: standard output."),
     ] = None,
 ) -> None:
-    """Write the record with its hashes and signatures, so that it can be verified elsewhere."""
+    """Write the journal with its hashes and signatures, so that it can be verified elsewhere."""
     import io
 
-    from lightyear_node.audit.export import lines_of, opened, write_csv, write_jsonl
-    from lightyear_node.errors import ConfigError, StoreError
+    from lightyear_node.audit.export import export_lines, open_records, write_csv, write_jsonl
 
     write = write_csv if format is ExportFormat.CSV else write_jsonl
     text = io.StringIO(newline="")
-    with opened(state_dir_of(home)) as source:
-        count = write(lines_of(source, from_round, to_round), text)
+    with open_records(state_dir_of(home)) as source:
+        count = write(export_lines(source, from_round, to_round), text)
     if not count:
         raise ConfigError(
             "there are no records of these rounds",
-            hint="`lightyear-node rounds list` says which there are",
+            hint="`lightyear-node rounds list` shows the recorded ones",
         )
     if output is None:
         typer.echo(text.getvalue(), nl=False)
@@ -161,21 +162,20 @@ def export_record(
 )
 def compare(
     first: Annotated[Path, typer.Argument(help="One site's export or state directory.")],
-    second: Annotated[Path, typer.Argument(help="Another's.")],
+    second: Annotated[Path, typer.Argument(help="The other site's.")],
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Do two sites' records of the same rounds agree?  Says where they first differ; then 3."""
-    from lightyear_node.audit.compare import compare as side_by_side
-    from lightyear_node.audit.export import opened
-    from lightyear_node.errors import LightyearError
+    """Compare two sites' journals of the same rounds; exit with 3 if they differ."""
+    from lightyear_node.audit.compare import compare as compare_journals
+    from lightyear_node.audit.export import open_records
 
-    with opened(_state_in(first)) as left, opened(_state_in(second)) as right:
-        found = side_by_side(left, right, (str(first), str(second)))
+    with open_records(_state_in(first)) as left, open_records(_state_in(second)) as right:
+        found = compare_journals(left, right, (str(first), str(second)))
     different = found.first
     if different is None and not found.updates + found.heads:
         raise LightyearError(
             f"{found.sites[0]} and {found.sites[1]} have no update in common: nothing was compared",
-            hint="give records of the same rounds; each has to reach to the end of a round",
+            hint="give journals of the same rounds; each must contain a completed round",
         )
     data = {**asdict(found), "ok": different is None, "first": different and asdict(different)}
     show(format, data, lambda: _print_comparison(found))
@@ -184,8 +184,8 @@ def compare(
 
 
 def _state_in(path: Path) -> Path:
-    """A node's folder stands for the state directory that its settings name."""
-    from lightyear_node.config.site import NODE_FILE
+    """For a node's folder, return the state directory that its settings name."""
+    from lightyear_node.config.node import NODE_FILE
 
     return state_dir_of(path) if (path / NODE_FILE).exists() else path
 
@@ -197,13 +197,10 @@ def _certificates(
     peers: Path | None,
     given: Sequence[Path] | None,
 ) -> list[Certificate]:
-    """Whose signing keys count: our own certificate's, or those given with somebody's export."""
-    from lightyear_node.config.site import NODE_FILE, load_site
-
+    """Return the trusted certificates: our own, or those given for the export of another site."""
     paths = list(given or [])
     if export is None:
-        keys_dir = load_site(home / NODE_FILE, os.environ).keys_dir
-        paths.append(home / keys_dir / "tls.crt")
+        paths.append(home / node_config(home).keys_dir / "tls.crt")
     found = [_certificate(path) for path in paths]
     if export is not None and peers is not None:
         found += _pinned(peers, site)
@@ -213,8 +210,7 @@ def _certificates(
 def _certificate(path: Path) -> Certificate:
     import ssl
 
-    from lightyear_node.errors import ConfigError
-    from lightyear_node.identity import CERTIFICATE_BYTES_MAX, Certificate
+    from lightyear_node.identity.keys import CERTIFICATE_BYTES_MAX, Certificate
 
     try:
         with path.open(encoding="ascii", errors="replace") as file:
@@ -228,61 +224,60 @@ def _certificate(path: Path) -> Certificate:
         ) from None
     except ValueError:
         raise ConfigError(
-            f"{path} is no certificate", hint="give the site's keys/tls.crt, as `init` made it"
+            f"{path} is no certificate", hint="give the site's keys/tls.crt, created by `init`"
         ) from None
     return Certificate.parse(der)
 
 
 def _pinned(peers: Path, site: str | None) -> list[Certificate]:
-    from lightyear_node.config.agreement import load_agreement
-    from lightyear_node.errors import ConfigError
-    from lightyear_node.home import pinned_certificates
+    from lightyear_node.config.federation import load_federation_config
+    from lightyear_node.node.home import pinned_certificates
 
-    agreement = load_agreement(peers)
-    peer = next((one for one in agreement.peers if one.name == site), None)
+    config = load_federation_config(peers)
+    peer = next((one for one in config.peers if one.name == site), None)
     if peer is None:
-        names = ", ".join(one.name for one in agreement.peers)
+        names = ", ".join(one.name for one in config.peers)
         raise ConfigError(f"{peers} has no peer `{site}`", hint=f"it has: {names}")
     return list(pinned_certificates(peers, peer))
 
 
 def _ask(home: Path, peers: Path, timeout_s: float) -> Answers:
-    """What each peer holds of our journal."""
+    """Ask each peer for the head of our journal that it holds."""
     import asyncio
-    from datetime import UTC, datetime
 
-    from lightyear_node.home import load_home
-    from lightyear_node.preflight import ask_for_heads, remembered_model
+    from lightyear_node.tools.preflight import fetch_heads, remembered_model
 
-    now = datetime.now(UTC)
-    ours = load_home(home, peers, environment=os.environ, flags={}, now=now)
+    ours = load_site(home, peers)
     model = remembered_model(ours)
-    return asyncio.run(ask_for_heads(ours, ours.others, model, timeout_s=timeout_s))
+    return asyncio.run(fetch_heads(ours, ours.others, model, timeout_s=timeout_s))
 
 
 def _claimed(
-    source: Source,
+    source: RecordSource,
     audit: Audit,
     peer: PeerName,
     held: SignedHead | PeerError | None,
     keys: Sequence[bytes],
 ) -> dict[str, Any]:
-    """Whether what a peer holds is still there; None where that cannot be said."""
-    from lightyear_node.audit.verify import claim
-    from lightyear_node.errors import PeerError
-    from lightyear_node.signing import verify_head
+    """Check that our journal contains the head that a peer holds; `ok` is None if unknown."""
+    from lightyear_node.audit.verify import head_contradiction
+    from lightyear_node.protocol.signing import verify_head
 
     ok: bool | None = None
     site, federation = PeerName(audit.site or ""), audit.federation or ""
     if isinstance(held, PeerError):
-        about = f"could not be asked: {str(held).removeprefix(f'{peer}: ')}"
+        about = f"could not be asked: {held.about}"
     elif held is None:
         about = "holds no head of our journal yet"
     elif not any(verify_head(held, federation, site, key) for key in keys):
-        about = f"says it holds record {held.seq}, but that head was not signed here"
+        about = f"claims record {held.seq}, but that head was not signed here"
+    elif held.seq < source.first_seq:
+        about = f"holds record {held.seq}, which is in a closed segment that is not here"
     else:
-        length = max((row.seq for row in source.rows()), default=0)
-        problem = claim(peer, held, length=length, found=source.hash_of(held.seq))
+        length = audit.last_seq
+        if audit.finding is not None:
+            length = max((row.seq for row in source.rows()), default=0)
+        problem = head_contradiction(peer, held, length=length, found=source.hash_of(held.seq))
         ok = problem is None
         about = problem or f"holds record {held.seq}, which is in our journal as it was then"
     return {"peer": peer, "ok": ok, "about": about}
@@ -297,6 +292,7 @@ def _plain(audit: Audit) -> dict[str, Any]:
         "signed": audit.signed,
         "head": {"seq": audit.last_seq, "hash": audit.hash},
         "finding": asdict(audit.finding) if audit.finding else None,
+        "absent": list(audit.absent),
     }
 
 
@@ -335,6 +331,12 @@ def _print_audit(
             f" {checked if signatures else 'signatures not checked (give --certificate)'}"
         )
         typer.echo(f"  head: {audit.last_seq} {audit.hash}")
+    if audit.absent:
+        files = audit.absent[0] + (f" to {audit.absent[-1]}" if len(audit.absent) > 1 else "")
+        typer.echo(
+            f"  records before {audit.first_seq} were not verified: {files} is not here; put it"
+            " back from the archive to verify all"
+        )
     signs = {True: "✓", False: "✗", None: "–"}
     for one in asked:
         typer.echo(f"  {signs[one['ok']]} {one['peer']}: {one['about']}")

@@ -1,12 +1,11 @@
-"""`check` and `peers ping`: is this site ready, and why can it not talk to that one?"""
+"""`check` and `peers ping`: diagnose this site and its connections."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
@@ -17,18 +16,20 @@ from lightyear_node.cli.common import (
     HomeOption,
     PeersOption,
     examples,
+    load_site,
     show,
     unknown_peer,
 )
-from lightyear_node.cli.complete import peer_names
-from lightyear_node.records import Check, Mark, PeerName
+from lightyear_node.cli.completion import peer_names
+from lightyear_node.errors import ConfigError, LightyearError
+from lightyear_node.types import Check, Mark, PeerName
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from lightyear_node.home import Home
-    from lightyear_node.preflight import OurModel
-    from lightyear_node.transport.diagnose import Diagnosis
+    from lightyear_node.node.home import Home
+    from lightyear_node.tools.diagnosis import Diagnosis
+    from lightyear_node.tools.preflight import LocalModel
 
 _SIGNS = {
     Mark.HOLDS: ("✓", "green"),
@@ -45,7 +46,7 @@ _HEADINGS = {
     "agreement": "peers.yaml",
     "initial_model": "start",
 }
-"""Of the columns; the others bear their link's own name."""
+"""Column headings; other links use their own name."""
 _NOT_KNOWN = (
     "schema and start are not known here: no node has run in this folder yet;"
     " `lightyear-node check` builds the model and compares them"
@@ -63,24 +64,21 @@ def check(
     home: HomeOption = Path(),
     peers: PeersOption = Path("peers.yaml"),
     no_model: Annotated[
-        bool, typer.Option("--no-model", help="Do not build the model: quick, compares less.")
+        bool, typer.Option("--no-model", help="Do not build the model: faster, checks less.")
     ] = False,
     timeout: TimeoutOption = 5.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Look for everything that could keep this site from working, and say what to do about it.
+    """Check everything that could keep this site from working, and say what to do.
 
-    Changes nothing, here or at the peers; a node may be running.  Ends with 3 if something is
+    Changes nothing, here or at the peers; a node may be running.  Exits with 3 if something is
     broken.
     """
     import asyncio
 
-    page = _Page(format)
-    try:
-        asyncio.run(_check(page, home, peers, build=not no_model, timeout_s=timeout))
-    finally:
-        page.close()
-    page.end()
+    with _Report(format) as report:
+        asyncio.run(_check(report, home, peers, build=not no_model, timeout_s=timeout))
+    report.end()
 
 
 @peers_app.command(
@@ -89,40 +87,30 @@ def check(
 def ping(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Sites to ask; everybody when none is named.", autocompletion=peer_names
-        ),
+        typer.Argument(help="Sites to ask; all by default.", autocompletion=peer_names),
     ] = None,
     home: HomeOption = Path(),
     peers: PeersOption = Path("peers.yaml"),
     timeout: TimeoutOption = 5.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Ask other sites whether they can be reached and fit, link by link; they go on undisturbed.
+    """Check step by step whether other sites are reachable and compatible.
 
-    Ends with 3 if a link is broken.
+    Does not disturb them.  Exits with 3 if a step fails.
     """
     import asyncio
-    from datetime import UTC, datetime
 
-    from lightyear_node.home import load_home
-    from lightyear_node.preflight import remembered_model
+    from lightyear_node.tools.preflight import remembered_model
 
-    now = datetime.now(UTC)
-    settings = load_home(home, peers, environment=os.environ, flags={}, now=now)
+    settings = load_site(home, peers)
     wanted = _chosen(settings, peers, names or [])
     model = remembered_model(settings)
-    page = _Page(format)
-    try:
-        asyncio.run(_ask(page, settings, wanted, model, timeout))
-    finally:
-        page.close()
-    page.end()
+    with _Report(format) as report:
+        asyncio.run(_ask(report, settings, wanted, model, timeout))
+    report.end()
 
 
 def _chosen(home: Home, peers: Path, names: Sequence[str]) -> list[PeerName]:
-    from lightyear_node.errors import ConfigError
-
     for name in names:
         if name == home.us:
             raise ConfigError(f"{name} is this site itself", hint="name another, or none for all")
@@ -131,13 +119,13 @@ def _chosen(home: Home, peers: Path, names: Sequence[str]) -> list[PeerName]:
     return [peer for peer in home.others if not names or peer in names]
 
 
-async def _check(page: _Page, folder: Path, peers: Path, *, build: bool, timeout_s: float) -> None:
+async def _check(
+    report: _Report, folder: Path, peers: Path, *, build: bool, timeout_s: float
+) -> None:
     from datetime import UTC, datetime
 
-    from lightyear_node.errors import LightyearError
-    from lightyear_node.home import load_home
-    from lightyear_node.preflight import (
-        OurModel,
+    from lightyear_node.tools.preflight import (
+        LocalModel,
         failed,
         model_checks,
         port_checks,
@@ -146,46 +134,46 @@ async def _check(page: _Page, folder: Path, peers: Path, *, build: bool, timeout
         state_checks,
     )
 
-    now = datetime.now(UTC)
     try:
-        home = load_home(folder, peers, environment=os.environ, flags={}, now=now)
+        home = load_site(folder, peers)
     except LightyearError as problem:
-        page.add([failed("settings", problem)])
+        report.add([failed("settings", problem)])
         return
-    page.add(settings_checks(home, now))
-    page.add(port_checks(home))
-    model: OurModel | None = None
+    report.add(settings_checks(home, datetime.now(UTC)))
+    report.add(port_checks(home))
+    model: LocalModel | None = None
     if build:
-        page.wait(f"building the model of {home.site.task.entry}")
+        report.wait(f"building the model of {home.config.task.name}")
         checks, model = await model_checks(home)
-        page.add(checks)
+        report.add(checks)
+        report.model = model
     else:
-        page.add([Check("model", Mark.NOT_REACHED, "not built (--no-model)")])
-    page.add(state_checks(home, model))
+        report.add([Check("model", Mark.NOT_REACHED, "not built (--no-model)")])
+    report.add(state_checks(home, model))
     if model is None:
         try:
             model = remembered_model(home)
-        except LightyearError:  # `state_checks` has said so
-            model = OurModel()
-    await _ask(page, home, home.others, model, timeout_s)
+        except LightyearError:  # already reported by `state_checks`
+            model = LocalModel()
+    await _ask(report, home, home.others, model, timeout_s)
 
 
 async def _ask(
-    page: _Page, home: Home, peers: Sequence[PeerName], model: OurModel, timeout_s: float
+    report: _Report, home: Home, peers: Sequence[PeerName], model: LocalModel, timeout_s: float
 ) -> None:
     from datetime import UTC, datetime
 
-    from lightyear_node.preflight import ask_peers
+    from lightyear_node.tools.preflight import check_peers
 
-    page.begin_peers(peers)
+    report.begin_peers(peers)
     now = datetime.now(UTC)
-    page.diagnoses = await ask_peers(
-        home, peers, model, now=now, timeout_s=timeout_s, tell=page.add_peer
+    report.diagnoses = await check_peers(
+        home, peers, model, now=now, timeout_s=timeout_s, on_result=report.add_peer
     )
 
 
-class _Page:
-    """What is shown while it is found out; the JSON comes at the end."""
+class _Report:
+    """Prints results as they arrive; JSON is printed at the end."""
 
     def __init__(self, format: Format) -> None:
         import sys
@@ -193,24 +181,28 @@ class _Page:
         from rich.console import Console
 
         self._format = format
-        # Besides a program that reads JSON, a person at the terminal may still watch.
-        aside = format is not Format.TABLE
-        self._console = Console(stderr=aside, quiet=aside and not sys.stderr.isatty())
+        # With JSON on standard output, progress goes to the terminal on standard error.
+        json = format is not Format.TABLE
+        self._console = Console(stderr=json, quiet=json and not sys.stderr.isatty())
         self._status = self._console.status("")
         self._checks: list[Check] = []
         self._waiting: list[PeerName] = []
         self._name_width = 0
         self.diagnoses: list[Diagnosis] = []
+        self.model: LocalModel | None = None
 
     def wait(self, what: str) -> None:
-        """A moving line at a terminal; elsewhere the lines that appear are all."""
-        from lightyear_node.observe.words import drawable
+        """Show a spinner, on a terminal only."""
+        from lightyear_node.observe.progress import can_redraw
 
-        if drawable(self._console):
+        if can_redraw(self._console):
             self._status.update(f"{what} …")
             self._status.start()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._status.stop()
 
     def add(self, checks: Iterable[Check]) -> None:
@@ -226,10 +218,10 @@ class _Page:
     def begin_peers(self, peers: Sequence[PeerName]) -> None:
         from rich.text import Text
 
-        from lightyear_node.transport.diagnose import LINKS
+        from lightyear_node.tools.diagnosis import LINKS
 
         if not peers:
-            self._print(Text("  this site trains alone: there is nobody to ask"))
+            self._print(Text("  this site trains alone: there are no peers to ask"))
             return
         self._waiting = list(peers)
         self._name_width = max(len(peer) for peer in peers)
@@ -247,36 +239,36 @@ class _Page:
             self._status.stop()
         line = Text("  ").append(*_SIGNS[_worst(diagnosis.links)])
         line.append(f" {diagnosis.peer:<{self._name_width}} ")
+        advice: list[Text] = []
         for link in diagnosis.links:
             sign, style = _SIGNS[link.mark]
             heading = _HEADINGS.get(link.name, link.name)
             line.append(f"{sign:^{len(heading)}} ", style)
-        self._print(line.append(diagnosis.about))
-        for link in diagnosis.links:
             if link.advice:
-                sign, style = _SIGNS[link.mark]
-                heading = _HEADINGS.get(link.name, link.name)
                 about = Text("    ").append(f"{sign} {heading}: ", style)
-                self._print(about.append(link.about))
-                self._print(_advice(link, 6))
+                advice += [about.append(link.about), _advice(link, 6)]
+        for text in (line.append(diagnosis.about), *advice):
+            self._print(text)
         if any(link.mark is Mark.NOT_KNOWN for link in diagnosis.links) and not self._waiting:
             self._print(Text(f"    {_NOT_KNOWN}", style="dim"))
 
     def end(self) -> None:
-        """Print what a program wants to read, and end with 3 if something is broken."""
+        """Print the JSON document, if requested; exit with 3 if something is broken."""
         broken = any(check.mark is Mark.BROKEN for check in self._checks)
         broken = broken or any(diagnosis.broken for diagnosis in self.diagnoses)
         data = {
             "ok": not broken,
             "checks": [asdict(check) for check in self._checks],
-            "peers": [_plain(diagnosis) for diagnosis in self.diagnoses],
+            "peers": [{**asdict(one), "ok": not one.broken} for one in self.diagnoses],
         }
-        show(self._format, data, lambda: None)  # people have seen it already
+        if self.model is not None and self.model.exchange is not None:
+            data["exchange"] = asdict(self.model.exchange)
+        show(self._format, data, lambda: None)  # the text has been printed already
         if broken:
             raise typer.Exit(EXIT_UNHEALTHY)
 
     def _print(self, line: Text) -> None:
-        # A line that is too long for the terminal is wrapped there; in a file it stays one.
+        # Long lines are wrapped by the terminal, and stay whole in a file.
         self._console.print(line, soft_wrap=True)
 
 
@@ -289,7 +281,3 @@ def _advice(check: Check, indent: int) -> Text:
     from rich.text import Text
 
     return Text(f"{'':<{indent}}what to do: {check.advice}")
-
-
-def _plain(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {**asdict(diagnosis), "ok": not diagnosis.broken}

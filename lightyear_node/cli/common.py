@@ -1,13 +1,13 @@
-"""Options that several commands share, and how what they found is printed.
+"""Options that several commands share, and the output formats.
 
-Data goes to standard output: for people, as one JSON document in an envelope, or as JSON lines.
+Data goes to standard output: as text, as one JSON document in an envelope, or as JSON lines.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightyear_node.cli.complete import peer_names
+from lightyear_node.cli.completion import peer_names
+from lightyear_node.errors import ConfigError, LightyearError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lightyear_node.errors import LightyearError
+    from lightyear_node.config.node import NodeConfig
+    from lightyear_node.node.home import Home
 
 SCHEMA_VERSION = "1"
 WIDTH = 160
-"""Of tables that are not printed to a terminal."""
+"""Width of tables that are not printed to a terminal."""
 
 
 class Format(StrEnum):
@@ -38,7 +40,7 @@ HomeOption = Annotated[
     typer.Option(
         "--home",
         envvar="LIGHTYEAR_HOME",
-        help="The node's folder, as `init` made it.",
+        help="The node's folder, created by `init`.",
         show_default=".",
     ),
 ]
@@ -48,12 +50,12 @@ PeerArgument = Annotated[
 ]
 FormatOption = Annotated[
     Format,
-    typer.Option("--format", help="For people, as one JSON document, or an object a line."),
+    typer.Option("--format", help="Text, one JSON document, or one JSON object per line."),
 ]
 
 
 def examples(*lines: str) -> str:
-    """What a command's help ends with; each is tried by a test."""
+    """The end of a command's help; a test parses each example."""
     return "\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
@@ -64,34 +66,25 @@ def show(
     *,
     rows: Iterable[Any] | None = None,
 ) -> None:
-    """Print what was found; `rows` are the lines of jsonl, where it is more than one."""
+    """Print the result; `rows` are the lines of jsonl if there can be several."""
+    # In JSON, control characters and lone surrogates are escaped.
     if format is Format.JSON:
-        print_json(data)
+        typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "status": "ok", "data": data}))
     elif format is Format.JSONL:
-        print_lines([data] if rows is None else rows)
+        for row in [data] if rows is None else rows:
+            typer.echo(json.dumps(row))
     else:
         for_people()
 
 
-def print_lines(rows: Iterable[Any]) -> None:
-    """Without the envelope: each line is for itself."""
-    for row in rows:
-        typer.echo(json.dumps(row))
-
-
-def print_json(data: Any) -> None:
-    """Control characters and lone surrogates never reach the terminal: JSON escapes them."""
-    typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "status": "ok", "data": data}))
-
-
 def print_error(message: str, hint: str | None, exit_code: int) -> None:
-    """For programs, which read standard output; people have it in words on standard error."""
+    """Print an error as JSON on standard output; its text is on standard error, too."""
     about = {"message": message, "hint": hint, "exit_code": exit_code}
     typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "status": "error", **about}))
 
 
 def asked_format(arguments: Sequence[str]) -> Format:
-    """Also of arguments that cannot be parsed, since somebody reads the error, too."""
+    """Return the requested format, even of arguments that cannot be parsed otherwise."""
     found = Format.TABLE
     for word, following in pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
@@ -102,7 +95,7 @@ def asked_format(arguments: Sequence[str]) -> Format:
 
 
 def console() -> Console:
-    """For tables on standard output: a file or a program gets whole lines."""
+    """A console for tables on standard output; wide if that is not a terminal."""
     import sys
 
     from rich.console import Console
@@ -110,16 +103,31 @@ def console() -> Console:
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
-def state_dir_of(home: Path) -> Path:
-    from lightyear_node.config.site import NODE_FILE, load_site
+def node_config(home: Path) -> NodeConfig:
+    """The site's own settings, from node.yaml and the environment."""
+    from lightyear_node.config.node import NODE_FILE, load_node_config
 
-    return home / load_site(home / NODE_FILE, os.environ).state_dir
+    return load_node_config(home / NODE_FILE, os.environ)
+
+
+def state_dir_of(home: Path) -> Path:
+    return home / node_config(home).state_dir
+
+
+def load_site(home: Path, peers: Path, flags: Mapping[str, Any] | None = None) -> Home:
+    """All settings and keys of the site, checked; `flags` are those of the command line."""
+    from datetime import UTC, datetime
+
+    from lightyear_node.node.home import load_home
+
+    now = datetime.now(UTC)
+    return load_home(home, peers, environment=os.environ, flags=flags or {}, now=now)
 
 
 def running(home: Path) -> dict[str, Any] | None:
-    """What the node that runs in this folder says of itself; None if there is none."""
-    from lightyear_node.config.site import NODE_FILE
-    from lightyear_node.observe.admin import NotRunning, ask
+    """Return the status of the node that runs in this folder; None if none runs."""
+    from lightyear_node.config.node import NODE_FILE
+    from lightyear_node.observe.admin_socket import NotRunning, ask
 
     if not (home / NODE_FILE).exists():
         return None
@@ -130,13 +138,11 @@ def running(home: Path) -> dict[str, Any] | None:
 
 
 def unknown_peer(where: str, name: str, known: Iterable[str]) -> LightyearError:
-    """A name that is not there, with the one that was probably meant."""
+    """The error for an unknown name, with the nearest known one as its hint."""
     import difflib
-
-    from lightyear_node.errors import ConfigError
 
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]}? " if near else ""
-    hint = f"{guess}it has {', '.join(names) or 'nobody'}"
+    hint = f"{guess}it has {', '.join(names) or 'no peers'}"
     return ConfigError(f"{where} has no peer `{name}`", hint=hint)

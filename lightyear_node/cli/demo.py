@@ -1,4 +1,4 @@
-"""`demo`: a whole federation on this machine, with one broken site."""
+"""`demo`: a federation on this machine, with one malfunctioning site."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lightyear_node.cli import app
 from lightyear_node.cli.common import Format, FormatOption, examples, show
 
 if TYPE_CHECKING:
-    from lightyear_node.lab.results import Results
+    from lightyear_node.lab.demo_results import DemoResults
 
 
-class Malfunction(StrEnum):
+class DemoMalfunction(StrEnum):
     ANA = "ana"
     SFA = "sfa"
     RANDOM = "random"
@@ -30,38 +30,38 @@ class Malfunction(StrEnum):
     )
 )
 def demo(
-    sites: Annotated[int, typer.Option(help="How many sites.", min=2, max=16)] = 5,
-    rounds: Annotated[int, typer.Option(help="How many rounds.", min=1, max=1000)] = 8,
+    sites: Annotated[int, typer.Option(help="Number of sites.", min=2, max=16)] = 5,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.", min=1, max=1000)] = 8,
     malfunction: Annotated[
-        Malfunction, typer.Option(help="What is wrong with the broken sites' models.")
-    ] = Malfunction.SFA,
-    bad: Annotated[int, typer.Option(help="How many sites are broken.", min=0)] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of data, weights and noise.", min=0)] = 7,
+        DemoMalfunction, typer.Option(help="Malfunction of the bad sites.")
+    ] = DemoMalfunction.SFA,
+    bad: Annotated[int, typer.Option(help="Number of malfunctioning sites.", min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed for data, weights and noise.", min=0)] = 7,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the sites' folders and the report here.")
     ] = None,
-    no_view: Annotated[bool, typer.Option("--no-view", help="No live view.")] = False,
+    no_view: Annotated[bool, typer.Option("--no-view", help="Disable the live view.")] = False,
     serve: Annotated[
         bool,
-        typer.Option("--serve", help="Keep the sites and their page afterwards, until Ctrl-C."),
+        typer.Option("--serve", help="Keep the sites running afterwards, until Ctrl-C."),
     ] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Run a federation of real nodes on loopback and watch a broken site being rejected."""
-    from lightyear_node.lab.demo import Options, print_summary, run
+    """Run a federation of real nodes on this machine and watch a bad site being rejected."""
+    from lightyear_node.lab.demo import DemoOptions, print_summary, run
 
-    options = Options(
+    options = DemoOptions(
         sites=sites,
         rounds=rounds,
         malfunction=str(malfunction),
-        bad=bad if malfunction is not Malfunction.NONE else 0,
+        bad=bad if malfunction is not DemoMalfunction.NONE else 0,
         seed=seed,
         keep=keep,
         view=not no_view,
         serve=serve,
     )
 
-    def tell(results: Results) -> None:
+    def on_results(results: DemoResults) -> None:
         show(format, results.to_plain(), lambda: print_summary(results))
 
-    run(options, tell=tell)
+    run(options, on_results=on_results)

@@ -1,8 +1,7 @@
-"""`model`: what a node has learned, as a file for people; a node may run or not."""
+"""`model`: list and export trained models, whether or not the node runs."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +15,11 @@ from lightyear_node.cli.common import (
     HomeOption,
     console,
     examples,
+    node_config,
     show,
     state_dir_of,
 )
-from lightyear_node.export import Which
+from lightyear_node.tools.model_export import ModelKind
 
 
 @model_app.command(
@@ -35,41 +35,40 @@ def export(
         typer.Option(
             "--output",
             "-o",
-            help="The .safetensors file to write; a card (.md and .json) goes beside it.",
+            help="The .safetensors file to write, with a model card (.md and .json) beside it.",
         ),
     ],
     round: Annotated[
         str,
-        typer.Option("--round", help="best (by our own validation), last, or a round's number."),
+        typer.Option("--round", help="best (by this site's validation), last, or a round number."),
     ] = "last",
     which: Annotated[
-        Which | None,
+        ModelKind | None,
         typer.Option(
-            help="The shared model, or the site's personal one; by default the personal one where"
-            " the rule keeps one."
+            help="The shared model, the site's personal one, or the one trained alone; by default"
+            " the one that the site uses."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     home: HomeOption = Path(),
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Write a round's model as safetensors, with a card that says where it comes from."""
-    from lightyear_node.config.site import NODE_FILE, load_site
-    from lightyear_node.export.taking import take
+    """Write a round's model as safetensors, with a model card that states its origin."""
+    from lightyear_node.tools.model_export.export_file import export_model
 
-    site = load_site(home / NODE_FILE, os.environ)
-    taken = take(
+    site = node_config(home)
+    exported = export_model(
         home / site.state_dir,
         round,
         output,
         which=which,
         force=force,
-        settings={"task": site.task.entry, "args": site.task.args},
+        settings={"task": site.task.name, "args": site.task.args},
     )
-    for warning in taken.warnings:
+    for warning in exported.warnings:
         typer.echo(f"note: {warning}", err=True)
-    files = [str(path) for path in taken.files]
-    data = {"files": files, **taken.card["file"], **taken.card["model"]}
+    files = [str(path) for path in exported.files]
+    data = {"files": files, **exported.card["file"], **exported.card["model"]}
     show(format, data, lambda: _print_export(data))
 
 
@@ -83,8 +82,8 @@ def _print_export(data: Mapping[str, Any]) -> None:
 
 @model_app.command("list", epilog=examples("lightyear-node model list"))
 def list_models(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
-    """The models that are there, by round, with what was measured of them."""
-    from lightyear_node.export.kept import read_record
+    """List the stored models by round, with their metrics."""
+    from lightyear_node.tools.model_export.stored_models import read_record
 
     record = read_record(state_dir_of(home))
     rows: list[dict[str, Any]] = [

@@ -1,7 +1,7 @@
-"""`peers add|remove|list|show`: who is in the federation, and how they are doing.
+"""`peers add|remove|list|show`: the sites of the federation and their state.
 
-What peers.yaml says is always there; how a peer does comes from the node that runs here, and from
-the record where none runs.
+Names and certificates come from peers.yaml, the state from the running node, past verdicts from
+the journal.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from lightyear_node.cli.common import (
     show,
     unknown_peer,
 )
-from lightyear_node.cli.pictures import MARKS, STYLES, agreement_words, state_words
 from lightyear_node.cli.rounds import recorded
+from lightyear_node.cli.status_view import FATES, agreement_text, state_text
+from lightyear_node.errors import ConfigError, LightyearError
 
 if TYPE_CHECKING:
-    from lightyear_node.config.agreement import Agreement, Peer
+    from datetime import datetime
+
+    from lightyear_node.config.federation import FederationConfig, PeerConfig
+    from lightyear_node.identity.invite import Invite
 
 PEERS_NAME = Path("peers.yaml")
 
@@ -43,23 +47,28 @@ PEERS_NAME = Path("peers.yaml")
     ),
 )
 def add(
-    join: Annotated[list[str], typer.Argument(help="Join lines, as `lightyear-node id` prints.")],
+    join: Annotated[list[str], typer.Argument(help="Join lines printed by `lightyear-node id`.")],
     peers: PeersOption = PEERS_NAME,
     federation: Annotated[
-        str | None, typer.Option(help="The federation's name, when the file is begun.")
+        str | None, typer.Option(help="The federation's name, for a new file.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds to run.", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds to run.", min=1)] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Add sites to peers.yaml, or begin it.  Give every site the same file.
+    """Add sites to peers.yaml, or create it.  Give every site the same file.
 
-    A new certificate of a site that is there already is added beside the old one.
+    A new certificate of a listed site is added beside the old one.  An expired certificate is
+    refused.
     """
-    from lightyear_node.joining import parse_join_line
-    from lightyear_node.peers_file import add_peers
+    from datetime import UTC, datetime
 
-    sites = [parse_join_line(line) for line in join]
-    agreement = add_peers(peers, sites, federation, rounds)
+    from lightyear_node.identity.invite import parse_invite
+    from lightyear_node.tools.peers_file import add_peers
+
+    sites, now = [parse_invite(line) for line in join], datetime.now(UTC)
+    for site in sites:
+        _check_validity(site, now)
+    config = add_peers(peers, sites, federation, rounds)
     added = [
         {"name": site.name, "fingerprint": site.certificate.fingerprint, "address": site.address}
         for site in sites
@@ -69,8 +78,8 @@ def add(
         for site in added:
             typer.echo(f"{site['name']} {site['fingerprint']}")
 
-    show(format, {**_whole(agreement), "added": added}, for_people)
-    _say_who_is_there(peers, agreement)
+    show(format, {**_plain_config(config), "added": added}, for_people)
+    _print_members(peers, config)
 
 
 @peers_app.command(
@@ -84,19 +93,19 @@ def remove(
     name: PeerArgument,
     fingerprint: Annotated[
         str | None,
-        typer.Option(help="Remove only this one of its two certificates: SHA256:…"),
+        typer.Option(help="Remove only this certificate of the site: SHA256:…"),
     ] = None,
     peers: PeersOption = PEERS_NAME,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Remove a site from peers.yaml, or its old certificate.  Running nodes act on it at once."""
-    from lightyear_node.config.agreement import load_agreement
-    from lightyear_node.peers_file import remove_peer
+    """Remove a site, or its old certificate, from peers.yaml.  Running nodes reload the file."""
+    from lightyear_node.config.federation import load_federation_config
+    from lightyear_node.tools.peers_file import remove_peer
 
-    _find(peers, load_agreement(peers), name)
-    agreement = remove_peer(peers, name, fingerprint)
-    show(format, _whole(agreement), lambda: None)
-    _say_who_is_there(peers, agreement)
+    _find(peers, load_federation_config(peers), name)
+    config = remove_peer(peers, name, fingerprint)
+    show(format, _plain_config(config), lambda: None)
+    _print_members(peers, config)
 
 
 @peers_app.command(
@@ -110,18 +119,18 @@ def list_peers(
     peers: PeersOption = PEERS_NAME,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Who is in peers.yaml, and how each is doing, if a node runs here."""
-    from lightyear_node.config.agreement import load_agreement
+    """List the sites in peers.yaml, with their state if a node runs here."""
+    from lightyear_node.config.federation import load_federation_config
 
-    agreement = load_agreement(_file(home, peers))
+    config = load_federation_config(_file(home, peers))
     status = running(home)
-    rows = [_row(peer, status) for peer in agreement.peers]
+    rows = [_row(peer, status) for peer in config.peers]
     data = {
-        "federation": agreement.federation,
+        "federation": config.federation,
         "source": "files" if status is None else "node",
         "peers": rows,
     }
-    show(format, data, lambda: _list(data), rows=rows)
+    show(format, data, lambda: _print_list(data), rows=rows)
 
 
 @peers_app.command("show", epilog=examples("lightyear-node peers show site-b"))
@@ -131,12 +140,12 @@ def show_peer(
     peers: PeersOption = PEERS_NAME,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """All that is known here of one site: its certificates, its state, how it was judged."""
-    from lightyear_node.config.agreement import load_agreement
-    from lightyear_node.home import pinned_certificates
+    """Show one site: its certificates, its state and how it was judged."""
+    from lightyear_node.config.federation import load_federation_config
+    from lightyear_node.node.home import pinned_certificates
 
     path = _file(home, peers)
-    peer = _find(path, load_agreement(path), name)
+    peer = _find(path, load_federation_config(path), name)
     status = running(home)
     data = {
         **_row(peer, status),
@@ -148,28 +157,46 @@ def show_peer(
         "threshold": status["threshold"] if status else None,
         "judged": _judged(home, name),
     }
-    show(format, data, lambda: _show(data))
+    show(format, data, lambda: _print_peer(data))
+
+
+def _check_validity(site: Invite, now: datetime) -> None:
+    """Refuse an expired certificate; warn about one that is not valid yet."""
+    certificate = site.certificate
+    if certificate.expires <= now:
+        raise ConfigError(
+            f"the certificate of {site.name} expired on {certificate.expires:%Y-%m-%d}",
+            hint=f"ask {site.name} to run `lightyear-node renew` and to send the new line; or set"
+            " this machine's clock, if that is wrong",
+        )
+    if certificate.begins > now:
+        typer.echo(
+            f"warning: the certificate of {site.name} is not valid before"
+            f" {certificate.begins:%Y-%m-%d %H:%M} UTC, and is refused until then:"
+            " the clock there, or the one here, is wrong",
+            err=True,
+        )
 
 
 def _file(home: Path, peers: Path) -> Path:
-    """The one that was named, or is here; else the one in the node's folder."""
-    beside = home / PEERS_NAME
-    return beside if peers == PEERS_NAME and not peers.exists() and beside.exists() else peers
+    """Return the given file, or the one in this folder, or the one in the node's folder."""
+    in_home = home / PEERS_NAME
+    return in_home if peers == PEERS_NAME and not peers.exists() and in_home.exists() else peers
 
 
-def _find(path: Path, agreement: Agreement, name: str) -> Peer:
-    found = next((peer for peer in agreement.peers if peer.name == name), None)
+def _find(path: Path, config: FederationConfig, name: str) -> PeerConfig:
+    found = next((peer for peer in config.peers if peer.name == name), None)
     if found is None:
-        raise unknown_peer(str(path), name, [peer.name for peer in agreement.peers])
+        raise unknown_peer(str(path), name, [peer.name for peer in config.peers])
     return found
 
 
-def _whole(agreement: Agreement) -> dict[str, Any]:
-    peers = [_row(peer, None) for peer in agreement.peers]
-    return {"federation": agreement.federation, "peers": peers}
+def _plain_config(config: FederationConfig) -> dict[str, Any]:
+    peers = [_row(peer, None) for peer in config.peers]
+    return {"federation": config.federation, "peers": peers}
 
 
-def _row(peer: Peer, status: Mapping[str, Any] | None) -> dict[str, Any]:
+def _row(peer: PeerConfig, status: Mapping[str, Any] | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": peer.name,
         "address": peer.address,
@@ -185,21 +212,20 @@ def _row(peer: Peer, status: Mapping[str, Any] | None) -> dict[str, Any]:
     return row | {"seen": seen, "transfer": transfer}
 
 
-def _say_who_is_there(path: Path, agreement: Agreement) -> None:
-    names = ", ".join(peer.name for peer in agreement.peers) or "nobody"
-    typer.echo(f"{path}: federation {agreement.federation} with {names}", err=True)
+def _print_members(path: Path, config: FederationConfig) -> None:
+    names = ", ".join(peer.name for peer in config.peers) or "no sites"
+    typer.echo(f"{path}: federation {config.federation} with {names}", err=True)
 
 
 def _judged(home: Path, name: str) -> dict[str, Any] | None:
-    """What the record says of all rounds; None where there is no record."""
-    from lightyear_node.config.site import NODE_FILE
-    from lightyear_node.errors import LightyearError
+    """Count a peer's verdicts in the journal; None if there is no journal."""
+    from lightyear_node.config.node import NODE_FILE
 
     if not (home / NODE_FILE).exists():
         return None
     try:
         entries = recorded(home)
-    except LightyearError:  # not begun yet; or `audit verify` says what is wrong with it
+    except LightyearError:  # no journal yet, or damaged: `audit verify` reports that
         return None
     found = [
         {"round": number, **verdict}
@@ -209,34 +235,36 @@ def _judged(home: Path, name: str) -> dict[str, Any] | None:
     ]
     last = found[-1] if found else None
     return {
-        **dict.fromkeys(MARKS, 0),
+        **dict.fromkeys(FATES, 0),
         **Counter(one["fate"] for one in found),
         "last": last and {key: last[key] for key in ("round", "fate", "reason", "score")},
     }
 
 
-def _list(data: Mapping[str, Any]) -> None:
+def _print_list(data: Mapping[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from lightyear_node.observe.short_names import NameCell
+
     seen = data["source"] == "node"
+    names = [row["name"] for row in data["peers"]]
     table = Table("peer", "address", box=None)
     if seen:
         for heading in ("state", "verdict", "agreement"):
             table.add_column(heading)
     table.add_column("fingerprint", no_wrap=True)
     for row in data["peers"]:
-        cells = [Text(row["name"]), Text(row["address"] or "it calls us")]
+        cells: list[Any] = [NameCell(row["name"], names), Text(row["address"] or "it calls us")]
         if seen:
-            cells += _doing(row)
+            cells += _state_cells(row)
         table.add_row(*cells, Text("\n".join(row["fingerprint"])))
-    out = console()
-    out.print(table)
+    console().print(table)
     if not seen:
-        typer.echo("no node runs here: this is what the file says", err=True)
+        typer.echo("no node runs here: from the file only", err=True)
 
 
-def _doing(row: Mapping[str, Any]) -> list[Any]:
+def _state_cells(row: Mapping[str, Any]) -> list[Any]:
     from rich.text import Text
 
     seen = row["seen"]
@@ -245,15 +273,11 @@ def _doing(row: Mapping[str, Any]) -> list[Any]:
     state = (
         "blocked" if row["blocked"] else "in quarantine" if row["quarantined"] else seen["state"]
     )
-    verdict = seen["verdict"]
-    return [
-        Text(state),
-        Text(MARKS.get(verdict, ""), STYLES.get(verdict, "")),
-        Text(agreement_words(seen, None)),
-    ]
+    verdict = FATES.get(seen["verdict"], ("", ""))
+    return [Text(state), Text(*verdict), Text(agreement_text(seen, None))]
 
 
-def _show(data: Mapping[str, Any]) -> None:
+def _print_peer(data: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     out = console()
@@ -269,33 +293,33 @@ def _show(data: Mapping[str, Any]) -> None:
     if data["source"] == "files":
         line("state", "not known: no node runs here")
     elif data["us"]:
-        line("state", "this site itself: `lightyear-node status` says more")
+        line("state", "this site itself: see `lightyear-node status`")
     for mark, words in (("blocked", "unblock"), ("quarantined", "unquarantine")):
         if data.get(mark):
             line(mark, f"`lightyear-node peers {words} {data['name']}` ends it", "red")
     if data.get("seen"):
-        _show_seen(data, line)
+        _print_seen(data, line)
     judged = data["judged"]
     if judged is not None and judged["last"]:
-        line("judged", ", ".join(f"{judged[fate]} × {fate}" for fate in MARKS))
+        line("judged", ", ".join(f"{judged[fate]} × {fate}" for fate in FATES))
         last = judged["last"]
         line("last", f"round {last['round']}: {last['fate']} ({last['reason']})")
         line("why", f"lightyear-node explain --round {last['round']} --peer {data['name']}")
 
 
-def _show_seen(data: Mapping[str, Any], line: Any) -> None:
-    from lightyear_node.observe.words import progress_words
+def _print_seen(data: Mapping[str, Any], line: Any) -> None:
+    from lightyear_node.observe.progress import progress_text
 
     seen = data["seen"]
-    line("state", state_words(seen))
+    line("state", state_text(seen))
     if seen["round"] is not None:
         line("it is at", f"round {seen['round']}, {seen['phase']}")
     if data["transfer"]:
-        line("transfer", progress_words(data["transfer"], weights=True))
+        line("transfer", progress_text(data["transfer"], weights=True))
     if seen["verdict"]:
-        verdict = f"{MARKS[seen['verdict']]} in round {seen['verdict_round']} ({seen['reason']})"
-        line("verdict", verdict, STYLES[seen["verdict"]])
+        verdict, style = FATES[seen["verdict"]]
+        line("verdict", f"{verdict} in round {seen['verdict_round']} ({seen['reason']})", style)
     if seen["agreement"] is not None:
-        line("agreement", agreement_words(seen, data["threshold"]))
+        line("agreement", agreement_text(seen, data["threshold"]))
     if seen["rejected_in_a_row"]:
         line("rejected", f"{seen['rejected_in_a_row']} times in a row", "red")

@@ -1,4 +1,4 @@
-"""`rounds` and `explain`: what happened in a round, from the record; a node may run or not."""
+"""`rounds` and `explain`: rounds from the journal, whether or not the node runs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,18 @@ from lightyear_node.cli.common import (
     show,
     state_dir_of,
 )
-from lightyear_node.cli.complete import peer_names, round_numbers
+from lightyear_node.cli.completion import peer_names, round_numbers
+from lightyear_node.cli.status_view import FATES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lightyear_node.audit.rounds import RoundEntry
 
-FATES = {
-    "accepted": ("✓ accepted", "green"),
-    "rejected": ("✗ rejected", "red"),
-    "missing": ("– missing", "yellow"),
-}
-
 
 @rounds_app.command("list", epilog=examples("lightyear-node rounds list"))
 def list_rounds(home: HomeOption = Path(), format: FormatOption = Format.TABLE) -> None:
-    """Every recorded round: when and how it ended, and how many updates were merged."""
+    """List the recorded rounds: when and how each ended, and how many updates were merged."""
     entries = [entry.summary() for entry in recorded(home).values()]
     show(format, entries, lambda: _list(entries), rows=entries)
 
@@ -48,10 +43,10 @@ def show_round(
     home: HomeOption = Path(),
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """One round: our own update, every peer's verdict, and what was merged."""
-    from lightyear_node.audit.rounds import the_round
+    """Show one round: our own update, every peer's verdict, and what was merged."""
+    from lightyear_node.audit.rounds import find_round
 
-    entry = the_round(recorded(home), number)
+    entry = find_round(recorded(home), number)
     show(format, entry.to_plain(), lambda: _show(console(), entry))
 
 
@@ -72,27 +67,24 @@ def explain(
     home: HomeOption = Path(),
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Why a peer's update was used in a round, or was not: every number beside its limit."""
-    from lightyear_node.audit.rounds import explained, the_round
+    """Explain why a peer's update was used in a round or not: each measurement and its limit."""
+    from lightyear_node.audit.rounds import explain_verdict, find_round
 
-    data = explained(the_round(recorded(home), round), peer)
+    data = explain_verdict(find_round(recorded(home), round), peer)
     show(format, data, lambda: _explain(console(), data))
 
 
 def recorded(home: Path) -> dict[int, RoundEntry]:
-    """What is sound of the record: what somebody has altered is not told as if it had happened."""
-    from lightyear_node.audit.export import opened
+    """Return the rounds of the journal up to the first record that does not verify."""
+    from lightyear_node.audit.export import open_records, valid_rows
     from lightyear_node.audit.rounds import rounds_of
-    from lightyear_node.journal import unchained
 
-    with opened(state_dir_of(home)) as source:
-        rows = list(source.rows())
-    bad = next(unchained(rows), None)
+    with open_records(state_dir_of(home)) as source:
+        rows, bad = valid_rows(source)
     if bad is not None:
-        rows = rows[: rows.index(bad)]
         typer.echo(
-            f"record {bad.seq} does not fit to the one before it: what comes after is left out;"
-            " `lightyear-node audit verify` says more",
+            f"record {bad.seq} does not fit the one before it: later records are left out;"
+            " run `lightyear-node audit verify`",
             err=True,
         )
     return rounds_of(rows)
@@ -114,7 +106,7 @@ def _show(console: Console, entry: RoundEntry) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from lightyear_node.audit.rounds import merge_words
+    from lightyear_node.audit.rounds import merge_text
 
     data = entry.to_plain()
     title(console, f"round {data['round']}", f"{data['state']}, {data['time']}")
@@ -122,7 +114,7 @@ def _show(console: Console, entry: RoundEntry) -> None:
     line(console, "our update", f"{update.get('digest', 'not sealed yet')}")
     if data["why"]:
         line(console, "closed", f"{data['why']} ({data['cause']})")
-    for words in merge_words(entry):
+    for words in merge_text(entry):
         line(console, "merge", words)
     line(console, "our model", change_of(data))
     line(console, "model", data["model"] or "not merged yet")
@@ -138,11 +130,11 @@ def _show(console: Console, entry: RoundEntry) -> None:
         )
     console.print(table)
     for other in data["others"]:
-        line(console, other["kind"], f"record {other['seq']}: {_in_short(other)}")
+        line(console, other["kind"], f"record {other['seq']}: {record_text(other)}")
 
 
-def _in_short(record: Mapping[str, Any]) -> str:
-    """What a record says, in one line; `--format json` has all of it."""
+def record_text(record: Mapping[str, Any]) -> str:
+    """A record in one line; `--format json` shows all of it."""
     body = record["body"]
     if record["kind"] == "witness":
         heard = [one.get("manifest", {}).get("update", {}) for one in body.get("updates", [])]
@@ -177,7 +169,7 @@ def _explain(console: Console, data: Mapping[str, Any]) -> None:
 
 
 def print_guard(console: Console, checks: Sequence[Mapping[str, Any]]) -> None:
-    """Every measurement beside its limit."""
+    """Print each measurement and its limit."""
     for check in checks:
         limit = ""
         if check["limit"] is not None:
@@ -202,7 +194,7 @@ def line(console: Console, name: str, words: str) -> None:
 
 
 def change_of(data: Mapping[str, Any]) -> str:
-    """Each of our own measurements before merging and after it."""
+    """Each of our metrics before and after merging."""
     before, after = data["before"], data["after"]
     names = dict.fromkeys((*before, *after))
     pairs = ((name, number(before.get(name)), number(after.get(name))) for name in names)

@@ -1,8 +1,7 @@
-"""`score`: what the node would make of a checkpoint; a node may run or not."""
+"""`score`: judge a checkpoint as the node would, whether or not it runs."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +16,10 @@ from lightyear_node.cli.common import (
     PeersOption,
     console,
     examples,
+    load_site,
     show,
 )
+from lightyear_node.cli.status_view import FATES
 
 
 @app.command(
@@ -28,7 +29,7 @@ from lightyear_node.cli.common import (
     )
 )
 def score(
-    file: Annotated[Path, typer.Argument(help="A checkpoint, as safetensors.")],
+    file: Annotated[Path, typer.Argument(help="Checkpoint in safetensors format.")],
     home: HomeOption = Path(),
     peers: PeersOption = Path("peers.yaml"),
     reference: Annotated[
@@ -41,33 +42,30 @@ def score(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Judge a checkpoint on this site's own validation data, as the node judges its peers.
+    """Judge a checkpoint on this site's validation data, as the node judges its peers.
 
-    Ends with 0 if it would be accepted, with 3 if not, with 1 if it cannot be read.  Changes
-    nothing; a running node goes on undisturbed.
+    Exits with 0 if it would be accepted, with 3 if not, with 1 if it cannot be read.  Changes
+    nothing and does not disturb a running node.
     """
     import asyncio
-    from datetime import UTC, datetime
 
     from rich.console import Console
 
-    from lightyear_node.home import load_home
-    from lightyear_node.scoring import check_readable
-    from lightyear_node.scoring import score as judge
+    from lightyear_node.tools.score_checkpoint import check_readable
+    from lightyear_node.tools.score_checkpoint import score as judge
 
     check_readable(file)
-    flags = {"device": device} if device is not None else {}
-    settings = load_home(home, peers, environment=os.environ, flags=flags, now=datetime.now(UTC))
-    people = Console(stderr=True)
-    with people.status("") as status:
+    settings = load_site(home, peers, {"device": device} if device is not None else {})
+    messages = Console(stderr=True)
+    with messages.status("") as status:
 
-        def tell(text: str) -> None:
-            # A moving line at a terminal, a plain one elsewhere.
+        def report(text: str) -> None:
+            # A spinner on a terminal, a line elsewhere.
             status.update(f"{text} …")
-            if not people.is_terminal:
+            if not messages.is_terminal:
                 typer.echo(f"{text} …", err=True)
 
-        data = asyncio.run(judge(settings, file, reference, tell))
+        data = asyncio.run(judge(settings, file, reference, report))
     show(format, data, lambda: _print(data))
     if not data["accepted"]:
         raise typer.Exit(EXIT_UNHEALTHY)
@@ -76,7 +74,7 @@ def score(
 def _print(data: Mapping[str, Any]) -> None:
     from rich.text import Text
 
-    from lightyear_node.cli.rounds import FATES, line, number, print_guard, title
+    from lightyear_node.cli.rounds import line, number, print_guard, title
 
     out = console()
     mark, colour = FATES["accepted" if data["accepted"] else "rejected"]
@@ -92,6 +90,6 @@ def _print(data: Mapping[str, Any]) -> None:
     compared = data["reference"]
     line(out, "reference", f"{compared['which']} {(compared['digest'] or '')[:12]}".strip())
     if data["beside"]:
-        line(out, "beside", f"judged together with what came from {', '.join(data['beside'])}")
+        line(out, "beside", f"judged together with the updates of {', '.join(data['beside'])}")
     whose = "" if data["weight"] is None else f", the update of {data['peer']}"
     line(out, "digest", f"{data['digest']}{whose}")

@@ -1,5 +1,10 @@
-"""The two files a user writes, as frozen records, read once and passed down.
+"""The two configuration files as frozen records, read once and passed down.
 
-`agreement` is `peers.yaml`, the same at every site; `site` is `node.yaml`, one hospital's own.
-Both consist of the same `fields`, and `validation` says what is wrong with them, and where.
+Modules:
+
+    federation   `peers.yaml`, the federation config: the same at every site
+    node         `node.yaml`, one site's own settings; environment and flags
+    fields       value types: names, addresses, durations, sizes
+    strict_yaml  reads YAML; errors name file, line and the nearest valid key
+    validation   plain values to frozen records, or an error about the first wrong one
 """

@@ -1,7 +1,8 @@
-"""The kinds of values that people write into files: names, addresses, durations, sizes."""
+"""Value types of the configuration files: names, addresses, durations, sizes."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated
 
@@ -13,7 +14,6 @@ FINGERPRINT_PATTERN = r"^SHA256:[A-Za-z0-9+/]{43}$"
 
 PATTERN_WORDS = {
     NAME_PATTERN: "a name is lower-case letters, digits and dashes, at most 63",
-    ADDRESS_PATTERN: "an address is host:port",
     FINGERPRINT_PATTERN: "a fingerprint is SHA256: and 43 base64 characters,"
     " as `lightyear-node id` prints it",
 }
@@ -21,8 +21,8 @@ PATTERN_WORDS = {
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Frozen(BaseModel):
-    """A table of such values; a key that it does not know is refused."""
+class FrozenModel(BaseModel):
+    """A table of such values; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,13 +47,26 @@ def parse_size_bytes(value: object) -> object:
     return value
 
 
-def check_port(value: str) -> str:
-    if value != "" and int(value.rpartition(":")[2]) > 65535:
-        raise ValueError(f"`{value}`: a port is at most 65535")
-    return value
+def check_address(value: object) -> str:
+    """Check host:port; raises ValueError that says what is wrong."""
+    match = re.fullmatch(ADDRESS_PATTERN, value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(
+            "expected host:port, for example fl.site-a.example.org:7443, 0.0.0.0:7443"
+            ' or "[2001:db8::1]:7443"'
+        )
+    host, port = match[1], match[2]
+    if int(port) > 65535:
+        raise ValueError("a port is at most 65535")
+    if host.startswith("["):
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            raise ValueError(f"{host[1:-1]} is not an IPv6 address") from None
+    return match[0]
 
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), BeforeValidator(check_port)]
+Address = Annotated[str, BeforeValidator(check_address)]
 Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
 Bytes = Annotated[int, BeforeValidator(parse_size_bytes), Field(ge=0, le=2**60)]

@@ -1,4 +1,4 @@
-"""From a file's plain values to a frozen record, or to a sentence about the first that is wrong."""
+"""Validation of a configuration file; the error names the first wrong value and its line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from lightyear_node import strict_yaml
+from lightyear_node.config import strict_yaml
 from lightyear_node.config.fields import PATTERN_WORDS
 
 Model = typing.TypeVar("Model", bound=BaseModel)
 
 
 def validated(model: type[Model], values: dict[str, Any], document: strict_yaml.Document) -> Model:
-    """The record that a file describes, or a `ConfigError` that names the line and what to do."""
+    """Build the record; raises a `ConfigError` that names the line and what to do."""
     try:
         return model.model_validate(values)
     except ValidationError as problem:
-        first = _most_telling(problem)
+        first = _most_helpful(problem)
         where = first["loc"]
         if first["type"] == "duplicate_peer":
             where = ("peers", first["ctx"]["index"])
@@ -41,7 +41,7 @@ def validated(model: type[Model], values: dict[str, Any], document: strict_yaml.
 
 
 def table_in(annotation: Any) -> type[BaseModel] | None:
-    """The table behind an annotation such as `Rule`, `Rule | None` or `tuple[Peer, ...]`."""
+    """The model in an annotation such as `Rule`, `Rule | None` or `tuple[Peer, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (tuple, types.UnionType, typing.Union, Annotated):
@@ -50,8 +50,8 @@ def table_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _most_telling(problem: ValidationError) -> ErrorDetails:
-    """The first; but a misspelt key is the cause, and the one that is missing its effect."""
+def _most_helpful(problem: ValidationError) -> ErrorDetails:
+    """The first error; but an unknown key before a missing one: it is probably misspelt."""
     errors = problem.errors()
     if errors[0]["type"] == "missing":
         return next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])

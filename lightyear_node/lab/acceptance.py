@@ -1,8 +1,8 @@
-"""Which messages would be accepted?  Honest sites, and a corrupted copy of everything they send.
+"""Measures which updates a rule accepts: honest ones and corrupted copies of them.
 
-All sites train honestly and average everybody.  In chosen rounds each site's update is corrupted in
-every way, and every other site judges each copy, without any of them being merged: so all kinds of
-malfunction meet the same judges in the same state.  Final scores need closed loops (`simulate`).
+All sites train honestly and average all updates.  In chosen rounds each site's update is corrupted
+in every way, and every other site judges each copy; no copy is merged.  So all malfunctions are
+judged by the same models.  The effect of merged malfunctions is measured by `lab.simulate`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
-from lightyear_node.config.site import Malfunction, TaskEntry
-from lightyear_node.lab.simulate import FOLDER_PREFIX, Progress, Seat, answer_jobs, take_seats
-from lightyear_node.lab.simulate import Spec as SimSpec
-from lightyear_node.records import PeerName, Round, Verdict
-from lightyear_node.worker.jobs import Candidate, verdict_to_plain
+from lightyear_node.config.federation import ExchangeConfig, RuleConfig
+from lightyear_node.config.node import TaskConfig
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.lab.partition import PartitionConfig
+from lightyear_node.lab.simulate import (
+    FOLDER_PREFIX,
+    Progress,
+    SimulatedSite,
+    answer_jobs,
+    make_sites,
+)
+from lightyear_node.lab.simulation_records import SimulationSpec
+from lightyear_node.types import PeerName, Round, Verdict
+from lightyear_node.worker.job_types import CandidateFile, verdict_to_plain
 
 HONEST = "none"
 STALE = "stale"
@@ -27,28 +35,30 @@ OLD_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """Whose messages are corrupted how, and in which rounds."""
+class AcceptanceSpec:
+    """Which corruptions are judged, in which rounds, by which sites."""
 
     sites: Sequence[PeerName]
     rounds: Sequence[int]
     seed: int
-    malfunctions: Sequence[Malfunction]
-    task: TaskEntry = field(default_factory=TaskEntry)
-    rule: RuleTerms = field(default_factory=RuleTerms)
-    exchange: ExchangeTerms = field(default_factory=ExchangeTerms)
+    malfunctions: Sequence[MalfunctionConfig]
+    task: TaskConfig = field(default_factory=TaskConfig)
+    rule: RuleConfig = field(default_factory=RuleConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    partition: PartitionConfig | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        # Jobs are known by this: what is as usual must not change who they are.
+        # Part of a job's key: defaults are left out, so that keys of finished jobs stay valid.
         unusual = self.exchange.selection()
         return {
             **({"exchange": unusual} if unusual else {}),
+            **({"partition": self.partition.computed()} if self.partition else {}),
             "sites": list(self.sites),
             "rounds": list(self.rounds),
             "seed": self.seed,
             "malfunctions": [one.model_dump(mode="json") for one in self.malfunctions],
             "task": self.task.model_dump(mode="json"),
-            # Everybody is averaged here, whatever that does to a model.
+            # All updates are averaged here: there is no merge check.
             "rule": self.rule.model_dump(mode="json", exclude={"harm_max"}),
         }
 
@@ -58,83 +68,104 @@ class Spec:
             sites=[PeerName(name) for name in plain["sites"]],
             rounds=plain["rounds"],
             seed=plain["seed"],
-            malfunctions=[Malfunction.model_validate(one) for one in plain["malfunctions"]],
-            task=TaskEntry.model_validate(plain["task"]),
-            rule=RuleTerms.model_validate(plain["rule"]),
-            exchange=ExchangeTerms.model_validate(plain.get("exchange", {})),
+            malfunctions=[MalfunctionConfig.model_validate(one) for one in plain["malfunctions"]],
+            task=TaskConfig.model_validate(plain["task"]),
+            rule=RuleConfig.model_validate(plain["rule"]),
+            exchange=ExchangeConfig.model_validate(plain.get("exchange", {})),
+            partition=PartitionConfig.model_validate(plain["partition"])
+            if "partition" in plain
+            else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
     kind: str
-    sender: Candidate
+    sender: CandidateFile
 
 
-def measure(spec: Spec, progress: Progress = lambda done, total: None) -> list[dict[str, Any]]:
-    """A row for every measured round, kind of message, sender and judge."""
+def measure(
+    spec: AcceptanceSpec, progress: Progress = lambda done, total: None
+) -> list[dict[str, Any]]:
+    """Return one row per measured round, kind of message, sender and judge."""
     rounds = max(spec.rounds) + 1
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         rule = spec.rule.model_copy(update={"harm_max": False})
-        sim = SimSpec(spec.sites, rounds, spec.seed, rule, spec.task, exchange=spec.exchange)
-        seats = take_seats(sim, Path(folder))
+        sim = SimulationSpec(
+            spec.sites,
+            rounds,
+            spec.seed,
+            rule,
+            spec.task,
+            exchange=spec.exchange,
+            partition=spec.partition,
+        )
+        sites = make_sites(sim, Path(folder))
         for number in range(rounds):
             round = Round(number)
-            carries = {name: _copied(seat.carry) for name, seat in seats.items()}
-            sent = {name: seat.train(name, round, measure=False) for name, seat in seats.items()}
-            for name, seat in seats.items():
-                shutil.copyfile(sent[name].path, _old(seat, number))
+            sent = {name: site.train(name, round, measure=False) for name, site in sites.items()}
+            for name, site in sites.items():
+                shutil.copyfile(sent[name].path, _old(site, number))
             if number in spec.rounds:
                 messages = [_Message(HONEST, candidate) for candidate in sent.values()]
-                for name, seat in seats.items():
-                    messages += _corrupted(spec, seat, sent[name], carries[name], round)
-                for name, seat in seats.items():
-                    rows += _rows(spec, seat, name, messages, round)
-            for name, seat in seats.items():
-                _average_everybody(seat, [one for one in sent.values() if one.peer != name], round)
+                for name in sites:
+                    messages += _corrupted(spec, sites, name, sent, round)
+                for name, site in sites.items():
+                    rows += _rows(spec, site, name, messages, round)
+            for name, site in sites.items():
+                _average_all(site, [one for one in sent.values() if one.peer != name], round)
             progress(number + 1, rounds)
     return rows
 
 
-def _copied(carry: Path) -> Path | None:
-    """What training begins with is replaced by what it ends with; poisoned training needs it."""
-    if not carry.exists():
-        return None
-    copy = carry.with_name("carry_before")
-    shutil.copyfile(carry, copy)
-    return copy
-
-
-def _old(seat: Seat, number: int) -> Path:
-    return seat.folder / f"sent-{number}"
+def _old(site: SimulatedSite, number: int) -> Path:
+    return site.folder / f"sent-{number}"
 
 
 def _corrupted(
-    spec: Spec, seat: Seat, honest: Candidate, carry: Path | None, round: Round
+    spec: AcceptanceSpec,
+    sites: Mapping[PeerName, SimulatedSite],
+    sender: PeerName,
+    sent: Mapping[PeerName, CandidateFile],
+    round: Round,
 ) -> Iterator[_Message]:
+    others = [candidate for name, candidate in sent.items() if name != sender]
+    site = sites[sender]
     for index, malfunction in enumerate(spec.malfunctions):
-        out = seat.folder / f"message-{index}"
+        out = site.folder / f"message-{index}"
         if malfunction.kind == STALE:
-            shutil.copyfile(_old(seat, max(0, round - OLD_ROUNDS)), out)
+            shutil.copyfile(_old(site, max(0, round - OLD_ROUNDS)), out)
         else:
-            seat.site.pretend(
-                malfunction, base=seat.model, carry=carry, own=seat.own, round=round, out=out
+            site.local_site.write_corrupted(
+                malfunction,
+                base=site.model,
+                carry=site.carry_before,
+                own=site.own,
+                round=round,
+                out=out,
+                honest=others,
+                tasks={name: one.local_site.task for name, one in sites.items()},
             )
         scale = "" if malfunction.scale is None else f" {malfunction.scale:g}"
-        yield _Message(malfunction.kind + scale, replace(honest, path=str(out)))
+        options = "".join(f" {key}={value}" for key, value in malfunction.options.items())
+        yield _Message(malfunction.kind + options + scale, replace(sent[sender], path=str(out)))
 
 
 def _rows(
-    spec: Spec, seat: Seat, judge: PeerName, messages: Sequence[_Message], round: Round
+    spec: AcceptanceSpec,
+    site: SimulatedSite,
+    judge: PeerName,
+    messages: Sequence[_Message],
+    round: Round,
 ) -> Iterator[dict[str, Any]]:
     others = [message for message in messages if message.sender.peer != judge]
     senders = [message.sender for message in others]
 
     def verdicts(guard: bool) -> Sequence[Verdict]:
         rule = spec.rule.model_copy(update={"guard": guard})
-        return seat.site.judge(
-            own=seat.own, before=seat.model, peers=senders, round=round, rule=rule
+        return site.local_site.judge(
+            own=site.own, before=site.model, peers=senders, round=round, rule=rule
         ).verdicts
 
     for message, guarded, alone in zip(others, verdicts(True), verdicts(False), strict=True):
@@ -151,24 +182,24 @@ def _rows(
         }
 
 
-def _average_everybody(seat: Seat, others: Sequence[Candidate], round: Round) -> None:
+def _average_all(site: SimulatedSite, others: Sequence[CandidateFile], round: Round) -> None:
     share = 1 / (len(others) + 1)
-    merged = seat.folder / "merged"
-    seat.site.merge(
-        own=seat.own,
+    merged = site.folder / "merged"
+    site.local_site.merge(
+        own=site.own,
         accepted=[(other, share) for other in others],
         round=round,
         out=merged,
         measure=False,
     )
-    merged.replace(seat.model)
+    merged.replace(site.model)
 
 
 def answer_all(jobs: Sequence[Any], answers: TextIO) -> None:
-    """The rows of each spec, as plain values."""
+    """Measure each spec; specs and rows are plain values."""
     answer_jobs(
         jobs,
         answers,
-        lambda job, progress: measure(Spec.of(job), progress),
+        lambda job, progress: measure(AcceptanceSpec.of(job), progress),
         lambda job: max(job["rounds"]) + 1,
     )

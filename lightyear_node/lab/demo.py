@@ -1,7 +1,7 @@
-"""The demonstration: five hospitals on one machine, one of them broken, from keys to report.
+"""The demo: five hospitals on one machine, one of them malfunctioning, from keys to report.
 
 Orchestration only: the sites are real nodes (`federation`), the comparisons are simulated with the
-same learning code (`simulate`), what is seen meanwhile is `view`, what remains is `report`.
+same learning code (`simulate`), `federation_view` shows the progress, `demo_report` the results.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any
 
 from rich.console import Console
 
-from lightyear_node.config.agreement import ALONE, RuleTerms
-from lightyear_node.config.site import Malfunction, TaskEntry
+from lightyear_node.config.federation import ALONE, RuleConfig
+from lightyear_node.config.node import TaskConfig
 from lightyear_node.errors import ConfigError
-from lightyear_node.lab import report, view
-from lightyear_node.lab.counting import counting
+from lightyear_node.lab import demo_report
+from lightyear_node.lab import federation_view as view
 from lightyear_node.lab.demo_page import serving
+from lightyear_node.lab.demo_results import DemoResults, SiteResult, judgements_of
 from lightyear_node.lab.federation import (
     Federation,
     LabError,
@@ -34,32 +35,34 @@ from lightyear_node.lab.federation import (
     lay_out,
     site_names,
 )
-from lightyear_node.lab.results import Results, SiteResult, judgements_of
-from lightyear_node.lab.simulate import Apart, SimResult, Spec
-from lightyear_node.records import PeerName
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.lab.progress_bar import progress_bar_shown
+from lightyear_node.lab.simulate import SimulationProcess
+from lightyear_node.lab.simulation_records import SimulationResult, SimulationSpec
+from lightyear_node.types import PeerName
 
 FEDERATION = "demo"
-TASK = TaskEntry()
+TASK = TaskConfig()
 KINDS = ("ana", "sfa", "random", "dynamic")
 REPORT_FOLDER = Path("demo-report")
 STALL_S = 180.0
-"""If no site takes any step for so long, something is wrong that waiting will not mend."""
+"""The demo fails if no site makes progress for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class DemoOptions:
     sites: int = 5
     rounds: int = 8
     malfunction: str = "sfa"
     bad: int = 1
     seed: int = 7
     keep: Path | None = None
-    """Where to leave the sites' homes and the report; otherwise only the report is kept."""
+    """Folder for the sites' homes and the report; otherwise only the report is kept."""
     view: bool = True
     serve: bool = False
-    """Whether the sites and their page stay, once everything is done, until somebody ends them."""
+    """Whether the sites and their page keep running after the last round, until interrupted."""
 
-    def checked(self) -> Options:
+    def checked(self) -> DemoOptions:
         if self.malfunction not in (*KINDS, "none"):
             known = ", ".join(KINDS)
             raise ConfigError(f"no malfunction `{self.malfunction}`", hint=f"known: {known}, none")
@@ -70,31 +73,34 @@ class Options:
             )
         return self
 
-    def malfunctions(self, names: Sequence[PeerName]) -> dict[PeerName, Malfunction]:
+    def malfunctions(self, names: Sequence[PeerName]) -> dict[PeerName, MalfunctionConfig]:
         """The last sites are the bad ones."""
         if self.malfunction == "none":
             return {}
-        return {name: Malfunction(kind=self.malfunction) for name in names[len(names) - self.bad :]}
+        return {
+            name: MalfunctionConfig(kind=self.malfunction)
+            for name in names[len(names) - self.bad :]
+        }
 
 
 def run(
-    options: Options,
+    options: DemoOptions,
     console: Console | None = None,
-    tell: Callable[[Results], None] = lambda results: None,
-) -> Results:
-    """The whole demonstration; progress is for people and goes to `console`.
+    on_results: Callable[[DemoResults], None] = lambda results: None,
+) -> DemoResults:
+    """Run the whole demo; progress is shown on `console`.
 
-    `tell` is called with the results before the sites are left to whoever looks at their page.
+    `on_results` is called with the results, before the sites are served until interrupted.
     """
     console = console or Console(stderr=True)
-    _need("matplotlib", "sklearn")
+    _require("matplotlib", "sklearn")
     names = site_names(options.checked().sites)
     malfunctions = options.malfunctions(names)
-    page = (options.keep or REPORT_FOLDER) / report.PAGE_NAME
-    report.make_room(page.parent)
+    page = (options.keep or REPORT_FOLDER) / demo_report.PAGE_NAME
+    demo_report.create_folder(page.parent)
     began = time.monotonic()
-    with _terminated_like_interrupted(), _workshop(options) as folder:
-        with counting(console, "making keys for every site", shown=options.view):
+    with _signals_interrupt(), _sites_folder(options) as folder:
+        with progress_bar_shown(console, "making keys for every site", shown=options.view):
             homes = lay_out(
                 folder,
                 names,
@@ -105,59 +111,64 @@ def run(
                 task=TASK,
             )
         with ExitStack() as sites:
-            with Apart(_comparisons(options, names, malfunctions), yielding=True) as apart:
-                histories, moved = _run_sites(options, homes, console, sites)
+            with SimulationProcess(
+                _comparisons(options, names, malfunctions), yielding=True
+            ) as comparisons:
+                histories, transferred = _run_sites(options, homes, console, sites)
                 if not options.serve:
                     sites.close()
                 label = "for comparison: alone, and everyone averaged in"
-                with counting(console, label, shown=options.view) as count:
-                    alone, averaged = apart.results(count)
+                with progress_bar_shown(console, label, shown=options.view) as count:
+                    alone, averaged = comparisons.results(count)
             seconds = time.monotonic() - began
-            results = _found(
-                options, malfunctions, histories, moved, alone, averaged, seconds, page
+            results = _results(
+                options, malfunctions, histories, transferred, alone, averaged, seconds, page
             )
-            with counting(console, "drawing the report", shown=options.view):
-                report.write(results, histories)
-            tell(results)
+            with progress_bar_shown(console, "drawing the report", shown=options.view):
+                demo_report.write(results, histories)
+            on_results(results)
             if options.serve:
-                _stay(console)
+                _wait_for_interrupt(console)
     return results
 
 
-def print_summary(results: Results, console: Console | None = None) -> None:
-    """The outcome, for people, on standard output."""
+def print_summary(results: DemoResults, console: Console | None = None) -> None:
+    """Print the results to standard output."""
     (console or Console()).print(view.summary(results), highlight=False)
 
 
 def _run_sites(
-    options: Options, homes: Sequence[SiteHome], console: Console, running: ExitStack
+    options: DemoOptions, homes: Sequence[SiteHome], console: Console, running: ExitStack
 ) -> tuple[dict[PeerName, list[dict[str, Any]]], dict[str, int]]:
-    """Every site's history and the bytes moved, once all have finished; they go on `running`."""
-    cast = view.Cast(
+    """Run until all sites have finished; return their histories and the bytes transferred.
+
+    The sites keep running until `running` is closed.
+    """
+    info = view.FederationInfo(
         FEDERATION,
         [home.name for home in homes],
         options.rounds,
         {home.name: home.malfunction.kind for home in homes if home.malfunction},
     )
-    patience = _Patience(time.monotonic())
+    stall = _StallDetector(time.monotonic())
     if options.view or options.serve:
-        address = running.enter_context(serving(homes, cast.malfunctions))
+        address = running.enter_context(serving(homes, info.malfunctions))
         console.print(f"the sites' page: {address}", highlight=False, soft_wrap=True)
     sites = running.enter_context(Federation(homes))
-    with view.watching(console, cast, shown=options.view) as watch:
+    with view.watching(console, info, shown=options.view) as watch:
 
-        def look(statuses: Statuses) -> None:
+        def on_statuses(statuses: Statuses) -> None:
             watch(statuses)
-            patience.check(statuses, time.monotonic())
+            stall.check(statuses, time.monotonic())
 
-        statuses = sites.wait_until(_all_finished, float("inf"), look)
+        statuses = sites.wait_until(_all_finished, float("inf"), on_statuses)
         histories = {name: sites.rounds(name) for name in sites.homes}
     received = [status["bytes"] for status in statuses.values() if status]
     return histories, {key: sum(one[key] for one in received) for key in ("raw", "wire")}
 
 
-def _stay(console: Console) -> None:
-    """Until Ctrl-C, or whatever else ends a program politely."""
+def _wait_for_interrupt(console: Console) -> None:
+    """Wait for SIGINT, SIGTERM or SIGHUP."""
     with suppress(KeyboardInterrupt):
         console.print("the sites are done; their page stays until Ctrl-C", highlight=False)
         threading.Event().wait()
@@ -167,34 +178,36 @@ def _all_finished(statuses: Statuses) -> bool:
     return all(status is not None and status["finished"] for status in statuses.values())
 
 
-class _Patience:
-    """Training may take as long as it takes, but something must go on."""
+class _StallDetector:
+    """Raises if no site has made progress for STALL_S; training itself has no time limit."""
 
     def __init__(self, now: float) -> None:
-        self._seen: object = None
-        self._moved_at = now
+        self._last: object = None
+        self._changed_at = now
 
     def check(self, statuses: Statuses, now: float) -> None:
         steps = [
             status and (status["round"], status["phase"], status["progress"], status["bytes"])
             for status in statuses.values()
         ]
-        if steps != self._seen:
-            self._seen, self._moved_at = steps, now
-        elif now - self._moved_at > STALL_S:
+        if steps != self._last:
+            self._last, self._changed_at = steps, now
+        elif now - self._changed_at > STALL_S:
             raise LabError(f"nothing has happened for {STALL_S:.0f} s:\n{described(statuses)}")
 
 
 def _comparisons(
-    options: Options, names: Sequence[PeerName], malfunctions: Mapping[PeerName, Malfunction]
-) -> list[Spec]:
-    """What the sites would have had alone, and with everybody averaged in unjudged."""
+    options: DemoOptions,
+    names: Sequence[PeerName],
+    malfunctions: Mapping[PeerName, MalfunctionConfig],
+) -> list[SimulationSpec]:
+    """The same sites alone, and with all updates averaged without judging."""
     return [
-        Spec(
+        SimulationSpec(
             sites=names,
             rounds=options.rounds,
             seed=options.seed,
-            rule=RuleTerms(name=rule),
+            rule=RuleConfig(name=rule),
             task=TASK,
             malfunctions=malfunctions,
         )
@@ -202,19 +215,19 @@ def _comparisons(
     ]
 
 
-def _found(
-    options: Options,
-    malfunctions: Mapping[PeerName, Malfunction],
+def _results(
+    options: DemoOptions,
+    malfunctions: Mapping[PeerName, MalfunctionConfig],
     histories: Mapping[PeerName, Sequence[Mapping[str, Any]]],
-    moved: Mapping[str, int],
-    alone: SimResult,
-    averaged: SimResult,
+    transferred: Mapping[str, int],
+    alone: SimulationResult,
+    averaged: SimulationResult,
     seconds: float,
     page: Path,
-) -> Results:
+) -> DemoResults:
     metric = view.METRIC
-    rule = RuleTerms()
-    return Results(
+    rule = RuleConfig()
+    return DemoResults(
         federation=FEDERATION,
         rounds=options.rounds,
         seed=options.seed,
@@ -234,15 +247,15 @@ def _found(
         judgements=[
             one for name, history in histories.items() for one in judgements_of(name, history)
         ],
-        raw_bytes=moved["raw"],
-        wire_bytes=moved["wire"],
+        raw_bytes=transferred["raw"],
+        wire_bytes=transferred["wire"],
         seconds=seconds,
         report=page,
     )
 
 
-def _need(*packages: str) -> None:
-    """Said before a minute's work rather than after it."""
+def _require(*packages: str) -> None:
+    """Raise if a package is missing, before the work starts."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -251,8 +264,8 @@ def _need(*packages: str) -> None:
 
 
 @contextmanager
-def _workshop(options: Options) -> Iterator[Path]:
-    """Where the sites live: kept if asked for, otherwise gone afterwards."""
+def _sites_folder(options: DemoOptions) -> Iterator[Path]:
+    """The folder of the sites: kept with `--keep`, otherwise temporary."""
     if options.keep is None:
         with tempfile.TemporaryDirectory(prefix="lightyear-demo-") as folder:
             yield Path(folder)
@@ -260,19 +273,19 @@ def _workshop(options: Options) -> Iterator[Path]:
     folder_kept = options.keep / "sites"
     if folder_kept.exists():
         raise ConfigError(
-            f"{folder_kept} is there already, perhaps from an earlier demo",
+            f"{folder_kept} exists already, perhaps from an earlier demo",
             hint="name another folder with --keep, or remove this one",
         )
     try:
         folder_kept.mkdir(parents=True)
     except OSError as problem:
-        raise ConfigError(f"{options.keep}: cannot be made: {problem.strerror}") from None
+        raise ConfigError(f"{options.keep}: cannot be created: {problem.strerror}") from None
     yield folder_kept.resolve()
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """A plain `kill` or a closed terminal ends the demo as Ctrl-C does: nothing is left running."""
+def _signals_interrupt() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that no process is left running."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

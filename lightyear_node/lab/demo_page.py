@@ -1,7 +1,7 @@
-"""One page for all sites of a local federation: theirs, with a switch between them and a matrix.
+"""Serves one page for all sites of a local federation.
 
-The page is the node's own; each site's answers are fetched from its own port, so that what is shown
-is what the site itself would show.
+The page is the node's own, with a selection of sites and a matrix of verdicts.  Requests for a
+site's data are forwarded to that site's port.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from lightyear_node.lab.federation import LOOPBACK, SiteHome
-from lightyear_node.lab.view import in_short
-from lightyear_node.observe.api import answered, refusal
-from lightyear_node.observe.http import JSON, Answer, HttpServer, Request, Route
-from lightyear_node.observe.static import page_route
-from lightyear_node.records import PeerName
+from lightyear_node.lab.federation_view import malfunction_text
+from lightyear_node.observe.http.api import error_response, json_response
+from lightyear_node.observe.http.server import JSON, HttpServer, Request, Response, Route
+from lightyear_node.observe.http.static_files import page_route
+from lightyear_node.types import PeerName
 
 ANSWER_S = 4.0
 ANSWER_BYTES_MAX = 8 << 20
@@ -24,7 +24,7 @@ ANSWER_BYTES_MAX = 8 << 20
 
 @contextmanager
 def serving(homes: Sequence[SiteHome], malfunctions: Mapping[PeerName, str]) -> Iterator[str]:
-    """Gives the page's address, on a port that was free."""
+    """Serve the page on a free port; yields its address."""
     routes = [_sites_route(homes, malfunctions), _forwarding_route(homes), page_route()]
     server = HttpServer(f"{LOOPBACK}:0", routes)
     try:
@@ -38,15 +38,15 @@ def _sites_route(homes: Sequence[SiteHome], malfunctions: Mapping[PeerName, str]
         {
             "name": home.name,
             "api": f"sites/{home.name}/api/v1",
-            "about": f"sends {in_short(malfunctions[home.name])}"
+            "about": f"sends {malfunction_text(malfunctions[home.name])}"
             if home.name in malfunctions
             else None,
         }
         for home in homes
     ]
 
-    def answer(request: Request) -> Answer | None:
-        return answered({"sites": sites}) if request.path == "/api/v1/sites" else None
+    def answer(request: Request) -> Response | None:
+        return json_response({"sites": sites}) if request.path == "/api/v1/sites" else None
 
     return answer
 
@@ -54,29 +54,29 @@ def _sites_route(homes: Sequence[SiteHome], malfunctions: Mapping[PeerName, str]
 def _forwarding_route(homes: Sequence[SiteHome]) -> Route:
     addresses = {str(home.name): home.http_address for home in homes}
 
-    def answer(request: Request) -> Answer | None:
-        asked = re.fullmatch(r"/sites/([a-z0-9-]+)(/api/v1/[a-z0-9/-]+)", request.path)
-        if asked is None:
+    def answer(request: Request) -> Response | None:
+        matched = re.fullmatch(r"/sites/([a-z0-9-]+)(/api/v1/[a-z0-9/-]+)", request.path)
+        if matched is None:
             return None
-        name, path = asked.groups()
+        name, path = matched.groups()
         if name not in addresses:
-            return refusal(404, "there is no such site in this federation")
+            return error_response(404, "there is no such site in this federation")
         if not re.fullmatch(r"[a-z0-9=&]*", request.query):
-            return refusal(400, "the query makes no sense")
+            return error_response(400, "invalid query")
         try:
             return _fetched(addresses[name], f"{path}?{request.query}".removesuffix("?"))
         except (OSError, http.client.HTTPException):
-            return refusal(502, f"{name} does not answer", "it is starting, or has ended")
+            return error_response(502, f"{name} does not answer", "it is starting, or has ended")
 
     return answer
 
 
-def _fetched(address: str, path: str) -> Answer:
+def _fetched(address: str, path: str) -> Response:
     connection = http.client.HTTPConnection(address, timeout=ANSWER_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
         body = response.read(ANSWER_BYTES_MAX)
-        return Answer(body, JSON, response.status)
+        return Response(body, JSON, response.status)
     finally:
         connection.close()

@@ -1,9 +1,8 @@
-"""Runs a suite: many small federations, several at a time, each in a child process of its own.
+"""Runs a suite: many small federations, several at a time, each in a child process.
 
-What is finished is on the disk and stays there, whatever ends the run; `resume` goes on with the
-rest.  A job that fails is recorded and the others go on.  Orchestration only: what to run is in
-`suite` and `jobs`, results go to `result_file`, what is seen meanwhile is `lanes`, and `publish`
-makes the report.
+Finished results are on disk and are kept, whatever ends the run; `resume` continues with the rest.
+A failed job is recorded and the others go on.  Orchestration only: `suite` and `jobs` define what
+is run, `result_folder` stores results, `live_view` shows progress, `experiment_report` the results.
 """
 
 from __future__ import annotations
@@ -22,60 +21,60 @@ from typing import Any
 from rich.console import Console
 
 from lightyear_node.errors import ConfigError, LightyearError
-from lightyear_node.lab import manifest
-from lightyear_node.lab.children import Nursery, child_environment, run_until_signal
+from lightyear_node.lab import run_manifest
 from lightyear_node.lab.jobs import (
     AcceptanceJob,
     Job,
     Row,
+    copied_row,
     expand,
     expand_acceptance,
     failed_row,
-    retold,
     row_of,
 )
-from lightyear_node.lab.lanes import AnyJob, Board, Finished, Lane, showing
-from lightyear_node.lab.result_file import Folder, read_lines
-from lightyear_node.lab.rows import ACCEPTANCE_NAME, MANIFEST_NAME
-from lightyear_node.lab.simulate import SimResult
+from lightyear_node.lab.live_view import AnyJob, ChildSlot, Finished, RunProgress, show_progress
+from lightyear_node.lab.process_pool import ProcessPool, child_environment, run_until_signal
+from lightyear_node.lab.result_folder import ResultFolder, read_lines
+from lightyear_node.lab.results_reader import ACCEPTANCE_NAME, MANIFEST_NAME
+from lightyear_node.lab.simulation_records import SimulationResult
 from lightyear_node.lab.suite import Suite, load_suite, nearest
-from lightyear_node.observe.words import duration
+from lightyear_node.observe.progress import duration
 
 SIMULATE = "lightyear_node.lab.simulate"
 ACCEPTANCE = "lightyear_node.lab.acceptance"
 
 
 class Interrupted(LightyearError):
-    """Ctrl-C, a plain `kill` or a closed terminal."""
+    """SIGINT, SIGTERM or SIGHUP."""
 
     exit_code = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ExperimentOptions:
     suite: Path
     out: Path
     resume: bool = False
     jobs: int | None = None
-    """How many at a time; as many as there are cores by default."""
+    """Number of parallel jobs; the number of cores by default."""
     data: Path | None = None
     only: str | None = None
-    """The name of the one grid to run."""
+    """Name of the only grid to run."""
     view: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExperimentOutcome:
     suite: str
     directory: Path
     total: int
     before: int
-    """How many were finished when this run began."""
+    """Number of jobs that were finished before this run."""
     failures: Sequence[tuple[str, str]]
-    """Each failed job in words, and why it failed."""
+    """Description and error of each failed job."""
     seconds: float
     page: Path | None
-    """None if there was nothing to draw."""
+    """None if there were no results."""
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -93,29 +92,29 @@ class Outcome:
         }
 
 
-def run(options: Options, console: Console | None = None) -> Outcome:
-    """The whole experiment; words for people go to `console`."""
+def run(options: ExperimentOptions, console: Console | None = None) -> ExperimentOutcome:
+    """Run the whole experiment; progress is shown on `console`."""
     console = console or Console(stderr=True)
     suite = load_suite(options.suite)
     _check_only(suite, options.only)
-    manifest.check_data(suite, options.data)
+    run_manifest.check_data(suite, options.data)
     if importlib.util.find_spec("matplotlib") is None:
-        # Said before hours of work rather than after them.
+        # Checked before hours of work.
         raise ConfigError("the report needs matplotlib", hint="pip install 'lightyear-node[demo]'")
     began = time.monotonic()
-    with Folder(options.out) as folder:
+    with ResultFolder(options.out) as folder:
         runner = _Runner(options, suite, folder, console)
         runner.run(began)
         page = None
         if any("failed" not in row for row in read_lines(folder.results)):
-            from lightyear_node.lab.publish import publish
+            from lightyear_node.lab.experiment_report import write_report
 
-            page = publish(options.out)
-    return Outcome(
+            page = write_report(options.out)
+    return ExperimentOutcome(
         suite=suite.name,
         directory=options.out,
-        total=runner.board.total,
-        before=runner.board.before,
+        total=runner.progress.total,
+        before=runner.progress.before,
         failures=runner.failures,
         seconds=time.monotonic() - began,
         page=page,
@@ -129,34 +128,38 @@ def _check_only(suite: Suite, only: str | None) -> None:
 
 
 class _Runner:
-    """One run over one folder, from the lines that are there to the lines that were missing."""
+    """One run: executes the jobs of a suite that have no result in the folder yet."""
 
-    def __init__(self, options: Options, suite: Suite, folder: Folder, console: Console) -> None:
+    def __init__(
+        self, options: ExperimentOptions, suite: Suite, folder: ResultFolder, console: Console
+    ) -> None:
         self._options, self._suite, self._folder = options, suite, folder
         self._console = console
         self._environment = child_environment(options.data)
-        self._lane_count = options.jobs or os.cpu_count() or 1
+        self._slot_count = options.jobs or os.cpu_count() or 1
         self._jobs = [job for job in expand(suite) if options.only in (None, job.grid)]
         self._acceptance = expand_acceptance(suite) if options.only is None else []
         self._queue: deque[list[Job] | AcceptanceJob] = deque()
         self._finished: Finished = lambda job, outcome: None
         self.failures: list[tuple[str, str]] = []
-        self.board = Board(
+        self.progress = RunProgress(
             suite=suite.name,
             total=len(self._jobs) + len(self._acceptance),
-            lanes=[Lane() for _ in range(self._lane_count)],
+            slots=[ChildSlot() for _ in range(self._slot_count)],
         )
 
     def run(self, began: float) -> None:
         if not self._options.resume:
-            self._folder.refuse_results()
+            self._folder.require_empty()
         self._enqueue()
         record = self._manifest()
         earlier_s = record["seconds"]
         try:
-            with showing(self._console, self.board, shown=self._options.view) as self._finished:
+            with show_progress(
+                self._console, self.progress, shown=self._options.view
+            ) as self._finished:
                 run_until_signal(self._all())
-            record["finished"] = manifest.now()
+            record["finished"] = run_manifest.now()
         except KeyboardInterrupt:
             raise self._interrupted() from None
         finally:
@@ -166,19 +169,19 @@ class _Runner:
             self._folder.write_json(MANIFEST_NAME, record)
 
     def _manifest(self) -> dict[str, Any]:
-        """Begun before the work; of an earlier run its start and its time are kept."""
+        """Write the manifest before the work; keep the start and duration of an earlier run."""
         text = self._options.suite.read_text(encoding="utf-8")
-        record = manifest.describe(
+        record = run_manifest.describe(
             self._suite,
             text,
             jobs=len(expand(self._suite)),
             acceptance=len(expand_acceptance(self._suite)),
             data=self._options.data,
-            cores=self._lane_count,
+            cores=self._slot_count,
         )
         earlier = self._folder.read_json(MANIFEST_NAME) if self._options.resume else {}
         record |= {
-            "started": earlier.get("started") or manifest.now(),
+            "started": earlier.get("started") or run_manifest.now(),
             "finished": None,
             "seconds": earlier.get("seconds") or 0.0,
         }
@@ -186,20 +189,20 @@ class _Runner:
         return record
 
     def _enqueue(self) -> None:
-        """What is not there yet; jobs with the same work together."""
-        rows, others = self._folder.settle(job.key for job in expand(self._suite))
+        """Queue the jobs without a result; jobs with the same work together."""
+        rows, others = self._folder.select(job.key for job in expand(self._suite))
         if others:
-            self._say(f"left out: {len(others)} results that this suite does not ask for")
+            self._print(f"left out: {len(others)} results that are not in this suite")
         done = {key: row for key, row in rows.items() if "failed" not in row}
         computed = [row for row in (*others.values(), *done.values()) if "failed" not in row]
         by_work = {row["work"]: row for row in computed}
         groups: dict[str, list[Job]] = {}
         for job in self._jobs:
             if job.key in done:
-                self.board.costs.add(job, done[job.key]["seconds"])
+                self.progress.costs.add(job, done[job.key]["seconds"])
             elif job.work in by_work:
-                # Computed already, under another name.
-                self._folder.append([retold(by_work[job.work], self._suite.name, job)])
+                # Computed already for another job.
+                self._folder.append([copied_row(by_work[job.work], self._suite.name, job)])
             else:
                 groups.setdefault(job.work, []).append(job)
         measured = [job for job in self._acceptance if self._folder.part(job.key).exists()]
@@ -207,40 +210,41 @@ class _Runner:
         self._queue.extend(job for job in self._acceptance if job not in measured)
         self._refresh_pending()
         waiting = sum(len(one) if isinstance(one, list) else 1 for one in self._queue)
-        self.board.done = self.board.before = self.board.total - waiting
-        if self.board.before:
-            self._say(f"{self.board.before} of {self.board.total} are finished already")
+        self.progress.done = self.progress.before = self.progress.total - waiting
+        if self.progress.before:
+            self._print(f"{self.progress.before} of {self.progress.total} are finished already")
 
     async def _all(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for lane in self.board.lanes:
-                    group.create_task(self._work(lane))
+                for slot in self.progress.slots:
+                    group.create_task(self._work(slot))
         except ExceptionGroup as problems:
-            # The first has ended the others.
+            # The first error has cancelled the others.
             raise problems.exceptions[0] from None
 
-    async def _work(self, lane: Lane) -> None:
-        async with Nursery(self._environment) as nursery:
+    async def _work(self, slot: ChildSlot) -> None:
+        async with ProcessPool(self._environment) as pool:
             while self._queue:
                 work = self._queue.popleft()
                 self._refresh_pending()
                 first = work[0] if isinstance(work, list) else work
-                lane.job, lane.since, lane.share = first, time.monotonic(), 0.0
+                slot.job, slot.since, slot.share = first, time.monotonic(), 0.0
                 if isinstance(work, list):
-                    await self._run_jobs(lane, nursery, work)
+                    await self._run_jobs(slot, pool, work)
                 else:
-                    await self._run_acceptance(lane, nursery, work)
-                lane.job = None
+                    await self._run_acceptance(slot, pool, work)
+                slot.job = None
 
-    async def _run_jobs(self, lane: Lane, nursery: Nursery, jobs: Sequence[Job]) -> None:
-        """All have the same work."""
-        first = jobs[0]
+    async def _run_jobs(self, slot: ChildSlot, pool: ProcessPool, jobs: Sequence[Job]) -> None:
+        """Run jobs that have the same work once."""
+        first = next((job for job in jobs if job.curves), jobs[0])
+        jobs = [first, *(job for job in jobs if job is not first)]
         try:
-            answers = await _ask(lane, nursery, SIMULATE, first.spec().to_plain())
-            seconds = time.monotonic() - lane.since
-            row = row_of(self._suite.name, first, SimResult.of(answers), seconds)
-            rows = [row, *(retold(row, self._suite.name, job) for job in jobs[1:])]
+            answers = await _run_in(slot, pool, SIMULATE, first.spec().to_plain())
+            seconds = time.monotonic() - slot.since
+            row = row_of(self._suite.name, first, SimulationResult.of(answers), seconds)
+            rows = [row, *(copied_row(row, self._suite.name, job) for job in jobs[1:])]
         except LightyearError as problem:
             message = self._without_paths(problem)
             self._folder.append(failed_row(self._suite.name, job, message) for job in jobs)
@@ -248,30 +252,30 @@ class _Runner:
                 self._failed(job, message)
             return
         self._folder.append(rows)
-        self.board.costs.add(first, seconds)
+        self.progress.costs.add(first, seconds)
         for job, one in zip(jobs, rows, strict=True):
-            self._succeeded(job, f"{_in_short(one)} ({duration(seconds)})")
+            self._succeeded(job, f"{_score_text(one)} ({duration(seconds)})")
 
-    async def _run_acceptance(self, lane: Lane, nursery: Nursery, job: AcceptanceJob) -> None:
+    async def _run_acceptance(self, slot: ChildSlot, pool: ProcessPool, job: AcceptanceJob) -> None:
         try:
-            rows = await _ask(lane, nursery, ACCEPTANCE, job.question())
+            rows = await _run_in(slot, pool, ACCEPTANCE, job.request())
         except LightyearError as problem:
             self._failed(job, self._without_paths(problem))
             return
-        self._folder.write_part(job.key, job.told(rows))
+        self._folder.write_part(job.key, job.labelled(rows))
         self._succeeded(job, f"{len(rows)} verdicts")
 
     def _succeeded(self, job: AnyJob, outcome: str) -> None:
-        self.board.done += 1
+        self.progress.done += 1
         self._finished(job, outcome)
 
     def _failed(self, job: AnyJob, message: str) -> None:
-        self.board.failed += 1
-        self.failures.append((job.in_words(), message))
+        self.progress.failed += 1
+        self.failures.append((job.description(), message))
         self._finished(job, f"failed: {message}")
 
     def _without_paths(self, problem: LightyearError) -> str:
-        """Where the data lie is nobody else's business; results are made to be passed on."""
+        """The error without the path of the data: results may be shared."""
         message = str(problem) + (f" ({problem.hint})" if problem.hint else "")
         if self._options.data is not None:
             for path in (self._options.data.resolve(), self._options.data.absolute()):
@@ -279,24 +283,24 @@ class _Runner:
         return message
 
     def _refresh_pending(self) -> None:
-        self.board.pending = [one[0] if isinstance(one, list) else one for one in self._queue]
+        self.progress.pending = [one[0] if isinstance(one, list) else one for one in self._queue]
 
     def _interrupted(self) -> Interrupted:
-        options = self._options
+        options, progress = self._options, self.progress
         given = [str(options.suite), "--out", str(options.out)]
         given += ["--data", str(options.data)] if options.data else []
         given += ["--only", options.only] if options.only else []
         return Interrupted(
-            f"interrupted; {self.board.done} of {self.board.total} jobs are finished and kept",
-            hint=f"to go on: lightyear-node experiment {shlex.join(given)} --resume",
+            f"interrupted; {progress.done} of {progress.total} jobs are finished and kept",
+            hint=f"to continue: lightyear-node experiment {shlex.join(given)} --resume",
         )
 
-    def _say(self, words: str) -> None:
+    def _print(self, text: str) -> None:
         if self._options.view:
-            self._console.print(words, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _in_short(row: Row) -> str:
+def _score_text(row: Row) -> str:
     finals = [site["final"] for site in row["sites"] if not site["malfunctioning"]]
     known = [final for final in finals if final is not None]
     diverged = f", {len(finals) - len(known)} diverged" if len(known) < len(finals) else ""
@@ -304,9 +308,9 @@ def _in_short(row: Row) -> str:
     return mean + diverged
 
 
-async def _ask(lane: Lane, nursery: Nursery, module: str, question: Row) -> Any:
+async def _run_in(slot: ChildSlot, pool: ProcessPool, module: str, job: Row) -> Any:
     def progress(done: int, total: int) -> None:
-        lane.share = done / total
+        slot.share = done / total
 
-    [answer] = await nursery.ask(module, [question], progress)
+    [answer] = await pool.run(module, [job], progress)
     return answer

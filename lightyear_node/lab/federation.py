@@ -1,13 +1,13 @@
-"""A federation of real nodes on this machine: laid out in folders, started, watched, stopped.
+"""A federation of real nodes on this machine: creates their homes, starts, queries and stops them.
 
-Every site is its own process with its own home, keys and ports, exactly as in a hospital; only the
-addresses are loopback.  Nothing here knows what the sites learn, and nothing survives the context
-manager, whatever ends it.
+Every site is a process with its own home, keys and ports, as in a hospital, but on loopback.  The
+context manager ends all processes, however it is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -24,52 +24,59 @@ from typing import Any, Self
 import yaml
 
 import lightyear_node
-from lightyear_node.config.agreement import (
+from lightyear_node.config.federation import (
     SITES_MAX,
-    Agreement,
-    BarrierTerms,
-    ExchangeTerms,
-    RuleTerms,
+    BarrierConfig,
+    ExchangeConfig,
+    FederationConfig,
+    RuleConfig,
 )
-from lightyear_node.config.site import ENVIRONMENT_PREFIX, Malfunction, TaskEntry
+from lightyear_node.config.node import ENVIRONMENT_PREFIX, TaskConfig
 from lightyear_node.errors import ConfigError, LightyearError
-from lightyear_node.identity import make_identity
-from lightyear_node.joining import Joined
-from lightyear_node.observe.admin import NotRunning, ask
-from lightyear_node.peers_file import peer_of, write_agreement
-from lightyear_node.records import PeerName
+from lightyear_node.identity.invite import Invite
+from lightyear_node.identity.keys import make_identity
+from lightyear_node.lab.malfunctions import FAULTY_NODE, MalfunctionConfig
+from lightyear_node.observe.admin_socket import NotRunning, ask
+from lightyear_node.tools.peers_file import peer_of, write_peers_file
+from lightyear_node.types import PeerName
 
 LOOPBACK = "127.0.0.1"
 LOG_NAME = "node.log"
 PEERS_NAME = "peers.yaml"
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.1
+PORTS = range(20_000, 32_768)
+"""Below those that a system gives to outgoing connections, which could take a port before its node
+starts."""
+_PORT_NUMBERS = itertools.count(os.getpid() * 7919)
+"""Starts elsewhere in every process, so that federations started at once do not meet."""
 LOG_TAIL_LINES = 12
 LOG_TAIL_BYTES = 16 << 10
 
-LOCAL_BARRIER = BarrierTerms(heartbeat=0.5, grace=10.0, suspect=10.0, observe=2.0)
-"""For sites that share one machine: nobody is far away, but all may be busy at the same time."""
+LOCAL_BARRIER = BarrierConfig(heartbeat=0.5, grace=10.0, suspect=10.0, observe=2.0)
+"""For sites on one machine: no network delay, but all may be busy at the same time."""
 
 Status = dict[str, Any]
 Statuses = Mapping[PeerName, Status | None]
 
-START = (sys.executable, "-m", "lightyear_node", "start", "--peers", PEERS_NAME)
-"""How a site is started in its home, as its operator would."""
+NODE_START = ("lightyear_node", "start")
+START = (sys.executable, "-m", *NODE_START, "--peers", PEERS_NAME)
+"""Starts a site in its home, as its operator would."""
 
 
 class LabError(LightyearError):
-    """A local federation did not do what it was started for."""
+    """A local federation failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteHome:
-    """Where one site of a local federation lives."""
+    """The folder and addresses of one site of a local federation."""
 
     name: PeerName
     directory: Path
     address: str | None
     http_address: str
-    malfunction: Malfunction | None = None
+    malfunction: MalfunctionConfig | None = None
 
     @property
     def state_dir(self) -> Path:
@@ -81,7 +88,7 @@ class SiteHome:
 
 
 def site_names(count: int) -> list[PeerName]:
-    """`site-a`, `site-b`, …: in order, because a site's share of the data goes by its place."""
+    """Return `site-a`, `site-b`, …, sorted: a site's share of the data follows from its place."""
     if not 2 <= count <= SITES_MAX:
         raise ConfigError(f"a federation has 2 to {SITES_MAX} sites, not {count}")
     if count <= 26:
@@ -96,16 +103,16 @@ def lay_out(
     federation: str = "demo",
     seed: int = 0,
     rounds: int = 20,
-    rule: RuleTerms | None = None,
-    barrier: BarrierTerms = LOCAL_BARRIER,
-    malfunctions: Mapping[PeerName, Malfunction] | None = None,
-    task: TaskEntry | None = None,
+    rule: RuleConfig | None = None,
+    barrier: BarrierConfig = LOCAL_BARRIER,
+    malfunctions: Mapping[PeerName, MalfunctionConfig] | None = None,
+    task: TaskConfig | None = None,
     unreachable: Collection[PeerName] = (),
-    exchange: ExchangeTerms | None = None,
+    exchange: ExchangeConfig | None = None,
 ) -> list[SiteHome]:
-    """Make a home for every site below `directory`, all with the same peers.yaml.
+    """Create a home for every site below `directory`, all with the same peers.yaml.
 
-    The `unreachable` have no address, and open no port to the others.
+    The `unreachable` sites have no address and open no port to the others.
     """
     malfunctions = malfunctions or {}
     ports = free_ports(2 * len(sites))
@@ -121,34 +128,40 @@ def lay_out(
         identity = make_identity(name, datetime.now(UTC))
         identity.save(home.directory / "keys")
         _write_yaml(home.directory / "node.yaml", _settings(home, task))
-        peers.append(peer_of(Joined(identity.name, home.address, identity.certificate)))
+        peers.append(peer_of(Invite(identity.name, home.address, identity.certificate)))
         homes.append(home)
-    agreement = Agreement(
+    config = FederationConfig(
         version=1,
         federation=federation,
         seed=seed,
         rounds=rounds,
-        rule=rule or RuleTerms(),
+        rule=rule or RuleConfig(),
         barrier=barrier,
-        exchange=exchange or ExchangeTerms(),
+        exchange=exchange or ExchangeConfig(),
         peers=tuple(peers),
     )
     for folder in (directory, *(home.directory for home in homes)):
-        write_agreement(folder / PEERS_NAME, agreement)
+        write_peers_file(folder / PEERS_NAME, config)
     return homes
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on; all are held until the last is found, so none comes twice."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Return free ports; none is returned again before all others were tried."""
+    found: list[int] = []
+    for number in itertools.islice(_PORT_NUMBERS, len(PORTS)):
+        if len(found) == count:
+            break
+        port = PORTS[number % len(PORTS)]
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind((LOOPBACK, port))
+            found.append(port)
+    if len(found) < count:
+        raise LabError(f"only {len(found)} of {count} ports are free from {PORTS[0]} on")
+    return found
 
 
 class Federation:
-    """The running sites.  Used as a context manager, it starts all of them and leaves none."""
+    """The running sites.  The context manager starts all of them, and stops them on exit."""
 
     def __init__(self, homes: Sequence[SiteHome], command: Sequence[str] = START) -> None:
         self.homes = {home.name: home for home in homes}
@@ -174,26 +187,26 @@ class Federation:
         self.stop()
 
     def start(self, name: PeerName) -> None:
-        """Start a site, or start it again on the state it left; its log file goes on."""
+        """Start a site, or restart it on its old state; its log is appended."""
         running = self._processes.get(name)
         if running is not None and running.poll() is None:
             raise LabError(f"{name} is running already")
         home = self.homes[name]
         with home.log.open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                self._command,
+                command_of(home, self._command),
                 cwd=home.directory,
                 env=package_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C at the terminal is for us; we end the sites in order.
+                # Ctrl-C in the terminal goes to this process only, which then stops the sites.
                 start_new_session=True,
             )
         self._ended_by_us.discard(name)
 
     def kill(self, name: PeerName, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a site's daemon; if it ends by it, that is no failure."""
+        """Send a signal to a site's daemon; its exit then counts as intended."""
         self._ended_by_us.add(name)
         self._processes[name].send_signal(number)
 
@@ -201,20 +214,20 @@ class Federation:
         return self._processes[name].pid
 
     def wait_for_exit(self, name: PeerName, deadline_s: float = STOP_TIMEOUT_S) -> int:
-        """The exit code of a site that was told to end."""
+        """Wait for a site that was stopped; return its exit code."""
         try:
             return self._processes[name].wait(deadline_s)
         except subprocess.TimeoutExpired:
             raise LabError(f"{name} has not ended after {deadline_s:.0f} s") from None
 
     def stop(self) -> None:
-        """Ask every site to end, wait, and kill what is left with all its children."""
+        """Terminate every site, wait, then kill the remaining ones with their children."""
         processes = [process for process in self._processes.values() if process.poll() is None]
         self._ended_by_us.update(self._processes)
         try:
             for process in processes:
                 process.terminate()
-                # A site that a test has paused could not see the request.
+                # A site that a test has paused cannot handle the signal.
                 process.send_signal(signal.SIGCONT)
             deadline = time.monotonic() + STOP_TIMEOUT_S
             for process in processes:
@@ -222,14 +235,14 @@ class Federation:
                     process.wait(max(0.0, deadline - time.monotonic()))
         finally:
             for process in processes:
-                # The whole group: a worker whose daemon was killed may still be on its way out.
+                # The whole group: a worker whose daemon was killed may still be running.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
             for process in processes:
                 process.wait()
 
     def check(self) -> None:
-        """Raise if a site has ended that nobody told to."""
+        """Raise if a site has ended without being stopped."""
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None and name not in self._ended_by_us:
@@ -240,14 +253,18 @@ class Federation:
                 )
 
     def status(self) -> dict[PeerName, Status | None]:
-        """What every site says of itself; None from one that does not answer (yet)."""
-        return {name: self._ask(name, "status") for name in self.homes}
+        """Return every site's status; None while it does not answer or is starting."""
+        answers = {name: self._ask(name, "status") for name in self.homes}
+        return {
+            name: None if answer is None or answer.get("starting") else answer
+            for name, answer in answers.items()
+        }
 
     def rounds(self, name: PeerName) -> list[dict[str, Any]]:
-        """A site's history, from its journal."""
+        """Return a site's history, from its journal."""
         answer = self._ask(name, "rounds")
         if answer is None:
-            raise LabError(f"{name} does not tell its rounds")
+            raise LabError(f"{name} does not answer")
         return list(answer)
 
     def wait_until(
@@ -256,7 +273,7 @@ class Federation:
         deadline_s: float,
         watch: Callable[[Statuses], None] = lambda statuses: None,
     ) -> Statuses:
-        """Ask the sites again and again until the predicate holds; `watch` sees every answer."""
+        """Poll the sites until the predicate holds; `watch` is called with every answer."""
         deadline = time.monotonic() + deadline_s
         while True:
             self.check()
@@ -266,7 +283,7 @@ class Federation:
                 return statuses
             if time.monotonic() > deadline:
                 raise LabError(
-                    f"not reached within {deadline_s:.0f} s; the sites say:\n" + described(statuses)
+                    f"not reached within {deadline_s:.0f} s; the sites:\n" + described(statuses)
                 )
             time.sleep(POLL_S)
 
@@ -294,27 +311,37 @@ def log_tail(path: Path) -> str:
     return "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:]) or "  (an empty log)"
 
 
-def _settings(home: SiteHome, task: TaskEntry | None) -> dict[str, Any]:
+def command_of(home: SiteHome, command: Sequence[str]) -> list[str]:
+    """`START`, alone or wrapped, with `faulty_node` in place of `lightyear-node start` if needed.
+
+    Any other command is left unchanged.
+    """
+    at = next((i for i in range(len(command)) if tuple(command[i:][:2]) == NODE_START), None)
+    if home.malfunction is None or at is None:
+        return list(command)
+    malfunction = home.malfunction.model_dump_json(exclude_none=True)
+    return [*command[:at], FAULTY_NODE, "--malfunction", malfunction, *command[at + 2 :]]
+
+
+def _settings(home: SiteHome, task: TaskConfig | None) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "listen": home.address,
         "state_dir": home.state_dir.name,
         "http": {"listen": home.http_address},
-        # As many workers as sites share this machine's cores.
+        # The workers of all sites share this machine's cores.
         "worker": {"threads": 1},
     }
     if task is not None:
         settings["task"] = task.model_dump(mode="json")
-    if home.malfunction is not None:
-        settings["malfunction"] = home.malfunction.model_dump(mode="json", exclude_none=True)
     return settings
 
 
 def package_environment() -> dict[str, str]:
-    """Ours, without what would override every site's own settings, and with this very package."""
+    """Our environment without the variables that override settings; imports this package."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
     package_root = Path(lightyear_node.__file__).resolve().parents[1]
     if package_root.name not in ("site-packages", "dist-packages"):
-        # Run from a checkout: the sites have another working directory than we do.
+        # A checkout is found by path: the sites have another working directory.
         kept["PYTHONPATH"] = os.pathsep.join(
             part for part in (str(package_root), kept.get("PYTHONPATH")) if part
         )

@@ -1,4 +1,4 @@
-"""Which pictures an experiment's rows allow, each with its name, its title and a sentence."""
+"""The figures that an experiment's rows allow, each with name, title and caption."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from lightyear_node.lab.figures_cost import cost_plot
 from lightyear_node.lab.figures_judging import agreement_plot, heat_map, judging_labels, measured
 from lightyear_node.lab.figures_scores import box_plot, curves, gamma_plot, noise_plot
-from lightyear_node.lab.ink import Paper, plain_text
-from lightyear_node.lab.rows import Experiment
+from lightyear_node.lab.plot_style import PlotTheme, without_math_text
+from lightyear_node.lab.results_reader import Experiment
 from lightyear_node.lab.summary import References, Section, sections
 
 GAMMA_GRID = "gamma"
@@ -22,14 +22,14 @@ NOISE_GRID = "noise"
 @dataclass(frozen=True, slots=True)
 class Drawing:
     name: str
-    """Of its files, without the ending."""
+    """File name without suffix."""
     title: str
     sentence: str
-    plot: Callable[[Paper], Any]
+    plot: Callable[[PlotTheme], Any]
 
-    def draw(self, paper: Paper) -> Any:
-        with plain_text():
-            return self.plot(paper)
+    def draw(self, theme: PlotTheme) -> Any:
+        with without_math_text():
+            return self.plot(theme)
 
 
 def drawings(experiment: Experiment) -> list[Drawing]:
@@ -50,7 +50,7 @@ def drawings(experiment: Experiment) -> list[Drawing]:
                 "Left of τ the agreement rejects; right of the limit the distance does."
                 " Boxes are quartiles, whiskers reach from 5 % to 95 %."
                 + (" From whole runs: what was accepted changed what came next." if loops else ""),
-                lambda paper: agreement_plot(tasks, paper),
+                lambda theme: agreement_plot(tasks, theme),
             )
         )
     gamma = [one for one in parts if _grid(one) == GAMMA_GRID]
@@ -60,7 +60,7 @@ def drawings(experiment: Experiment) -> list[Drawing]:
                 "gamma",
                 "The pull γ",
                 "Final score over γ, at equal steps; whiskers are the spread over clients.",
-                lambda paper: gamma_plot(gamma, paper),
+                lambda theme: gamma_plot(gamma, theme),
             )
         )
     noise = [one for one in parts if _grid(one) == NOISE_GRID and _has_noise(one)]
@@ -69,16 +69,16 @@ def drawings(experiment: Experiment) -> list[Drawing]:
             Drawing(
                 "noise",
                 "Sensitivity to the strength of noise",
-                "Above the final score over all clients, below the share of noisy updates that"
-                " were accepted; strengths stand at equal steps.",
-                lambda paper: noise_plot(noise, paper),
+                "Above: final score over all clients. Below: share of noisy updates accepted."
+                " Strengths are at equal steps.",
+                lambda theme: noise_plot(noise, theme),
             )
         )
-    return _named_apart(found + _cost(experiment))
+    return _with_unique_names(found + _cost(experiment))
 
 
-def _named_apart(found: list[Drawing]) -> list[Drawing]:
-    """Titles that differ only in their signs must not share a file."""
+def _with_unique_names(found: list[Drawing]) -> list[Drawing]:
+    """Number the names of figures whose titles give the same file name."""
     seen: Counter[str] = Counter()
     result = []
     for one in found:
@@ -102,27 +102,27 @@ def _box(usual: list[Section], references: References) -> Drawing:
         "Final scores by malfunction",
         "Each box has all clients, numbers of bad clients and seeds of one rule and malfunction;"
         " whiskers reach from 5 % to 95 %. The dashed line is the mean of local-only training.",
-        lambda paper: box_plot(usual, references, paper),
+        lambda theme: box_plot(usual, references, theme),
     )
 
 
 def _curves(section: Section, references: References) -> Drawing:
     return Drawing(
         f"curves-{_slug(section.title)}",
-        f"More and more malfunctioning clients: {section.title}",
-        "Mean final score over all clients; at 0 nobody malfunctions. A client that diverged is"
-        " not in the mean: the tables count them.",
-        lambda paper: curves(section, references, paper),
+        f"Scores by number of malfunctioning clients: {section.title}",
+        "Mean final score over all clients; at 0 no client malfunctions. Diverged clients are"
+        " not in the mean; the tables count them.",
+        lambda theme: curves(section, references, theme),
     )
 
 
 def _heat(section: Section) -> Drawing:
     return Drawing(
         f"acceptance-{_slug(section.title)}",
-        f"Who gets in: {section.title}",
+        f"Accepted and rejected updates: {section.title}",
         "Shares of all verdicts, over judges, rounds, seeds and numbers of bad clients."
-        " A rule that judges nobody accepts all.",
-        lambda paper: heat_map(section, paper),
+        " Rules without verdicts accept all updates.",
+        lambda theme: heat_map(section, theme),
     )
 
 
@@ -137,10 +137,10 @@ def _cost(experiment: Experiment) -> list[Drawing]:
     return [
         Drawing(
             "communication",
-            "What a round costs",
+            "Traffic of one round",
             "Arithmetic on the measured size of one uncompressed update: n(n−1) updates peer to"
             " peer, 2n through a server. Markers: the number of clients used here.",
-            lambda paper: cost_plot(updates, paper),
+            lambda theme: cost_plot(updates, theme),
         )
     ]
 

@@ -1,7 +1,7 @@
-"""What exchanging models costs, as arithmetic on the measured size of one update.
+"""Traffic of one round, computed from the measured size of one update.
 
-With n sites that all send to each other, a round moves n(n−1) updates: each site sends n−1 and
-receives n−1.  Through a server it moves 2n, all of which pass the server: n in and n out.
+Peer to peer, n sites transfer n(n−1) updates: each site sends n−1 and receives n−1.  Through a
+server they transfer 2n: the server receives n and sends n.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightyear_node.lab.ink import (
+from lightyear_node.lab.federation_view import size
+from lightyear_node.lab.plot_style import (
     GREEN,
     LIGHT,
     ORANGE,
     PURPLE,
     VERMILION,
-    Paper,
-    blank,
+    PlotTheme,
+    finish_axes,
     legend_below,
-    quiet,
+    new_figure,
 )
-from lightyear_node.lab.view import size
 
 SITES = range(2, 17)
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class RoundTraffic:
     """Bytes of one round, sent and received."""
 
     mesh: int
@@ -37,8 +37,8 @@ class Traffic:
     server_client: int
 
 
-def traffic(sites: int, update_bytes: int) -> Traffic:
-    return Traffic(
+def traffic(sites: int, update_bytes: int) -> RoundTraffic:
+    return RoundTraffic(
         mesh=sites * (sites - 1) * update_bytes,
         mesh_site=2 * (sites - 1) * update_bytes,
         server_based=2 * sites * update_bytes,
@@ -47,15 +47,15 @@ def traffic(sites: int, update_bytes: int) -> Traffic:
     )
 
 
-def cost_plot(updates: Mapping[str, tuple[int, int]], paper: Paper = LIGHT) -> Any:
+def cost_plot(updates: Mapping[str, tuple[int, int]], theme: PlotTheme = LIGHT) -> Any:
     """`updates`: by task, the bytes of one update and the number of clients it was measured with.
 
-    A marker stands at that number.
+    A marker shows that number.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter
 
-    figure = blank(10.5, 4.6, paper)
+    figure = new_figure(10.5, 4.6, theme)
     panels = figure.subplots(1, 2)
     kinds = (
         (panels[0], "mesh", "-"),
@@ -64,7 +64,7 @@ def cost_plot(updates: Mapping[str, tuple[int, int]], paper: Paper = LIGHT) -> A
         (panels[1], "server", (0, (5, 2))),
         (panels[1], "server_client", (0, (1, 1.6))),
     )
-    colours = (paper.together, VERMILION, GREEN, PURPLE, ORANGE, paper.faint)
+    colours = (theme.highlight, VERMILION, GREEN, PURPLE, ORANGE, theme.faint)
     for place, (update_bytes, clients) in enumerate(updates.values()):
         for axes, what, dashes in kinds:
             axes.plot(
@@ -79,12 +79,12 @@ def cost_plot(updates: Mapping[str, tuple[int, int]], paper: Paper = LIGHT) -> A
         axes.set_xticks([2, 4, 6, 8, 10, 12, 14, 16])
         axes.set_xlabel("sites")
         axes.set_ylabel("bytes of one round")
-        quiet(axes, heading, paper)
-    handles = [Line2D([], [], color=paper.ink, linestyle=style) for style in ("-", (0, (5, 2)))]
-    handles.append(Line2D([], [], color=paper.ink, linestyle=(0, (1, 1.6))))
+        finish_axes(axes, heading, theme)
+    handles = [Line2D([], [], color=theme.ink, linestyle=style) for style in ("-", (0, (5, 2)))]
+    handles.append(Line2D([], [], color=theme.ink, linestyle=(0, (1, 1.6))))
     words = ["peer to peer (all; one site)", "server (all; the server)", "a server's client"]
     for place, (task, (update_bytes, _)) in enumerate(updates.items()):
         handles.append(Line2D([], [], color=colours[place % 6], linewidth=5))
         words.append(f"{task}, update of {size(update_bytes)}")
-    legend_below(figure, handles, words, paper, columns=3)
+    legend_below(figure, handles, words, theme, columns=3)
     return figure

@@ -1,6 +1,6 @@
-"""Pictures of judging: how far honest and malfunctioning updates lie apart, and who gets in.
+"""Figures of judging: agreement and distance of updates, and the share that is accepted.
 
-Each function takes what it draws and returns a figure; none reads or writes a file.
+Each function takes data and returns a figure; none reads or writes a file.
 """
 
 from __future__ import annotations
@@ -10,31 +10,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightyear_node.lab.ink import LIGHT, VERMILION, Paper, blank, quiet
-from lightyear_node.lab.rows import CLEAN, NO_FAULT, Experiment, Fault, number_or_none
+from lightyear_node.lab.plot_style import LIGHT, VERMILION, PlotTheme, finish_axes, new_figure
+from lightyear_node.lab.results_reader import (
+    CLEAN,
+    NO_FAULT,
+    Experiment,
+    FaultSetting,
+    number_or_none,
+)
 from lightyear_node.lab.summary import Section, counts
 from lightyear_node.lab.tables import accepted_share, rejected_share
 
 DOTS_MAX = 240
-"""Of one kind; more would only be blacker.  The box is drawn from all."""
+"""Maximum number of dots per kind.  The box is drawn from all values."""
 TAU = 0.6
 
 
 @dataclass(slots=True)
-class Measured:
-    """A task's values by kind of sender; "none" is honest."""
+class JudgedValues:
+    """A task's values by malfunction of the sender; "none" is honest."""
 
     agreement: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     distance: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """The guard's distance as a multiple of what it allows."""
+    """The guard's distance divided by its limit."""
     tau: float = TAU
     loops: bool = False
-    """From whole runs, where what was accepted changed what came next."""
+    """From whole runs, in which accepted updates influence later ones."""
 
 
-def measured(experiment: Experiment) -> dict[str, Measured]:
-    """By task; verdicts on copies of the same updates where they are there, else those of runs."""
-    found: dict[str, Measured] = defaultdict(Measured)
+def measured(experiment: Experiment) -> dict[str, JudgedValues]:
+    """Values by task: from acceptance measurements if there are any, else from runs."""
+    found: dict[str, JudgedValues] = defaultdict(JudgedValues)
     for line in experiment.acceptance:
         task, kind = found[str(line["task"])], str(line["malfunction"])
         checks = line.get("checks") or {}
@@ -57,25 +63,25 @@ def measured(experiment: Experiment) -> dict[str, Measured]:
     return {name: one for name, one in sorted(found.items()) if one.agreement or one.distance}
 
 
-def agreement_plot(tasks: Mapping[str, Measured], paper: Paper = LIGHT) -> Any:
-    """A line of panels for each task: the agreement with τ, the distance with its limit."""
+def agreement_plot(tasks: Mapping[str, JudgedValues], theme: PlotTheme = LIGHT) -> Any:
+    """A row of panels for each task: the agreement with τ, the distance with its limit."""
     from matplotlib.ticker import FuncFormatter
 
     columns = 2 if any(task.distance for task in tasks.values()) else 1
     kinds = max(len({*one.agreement, *one.distance}) for one in tasks.values())
-    figure = blank(6.6 * columns, (0.9 + 0.42 * kinds) * len(tasks) + 0.3, paper)
+    figure = new_figure(6.6 * columns, (0.9 + 0.42 * kinds) * len(tasks) + 0.3, theme)
     panels = figure.subplots(len(tasks), columns, squeeze=False)
     for line, (name, task) in zip(panels, tasks.items(), strict=True):
-        _spread(line[0], task.agreement, task.tau, "above τ", paper, above=True)
+        _spread(line[0], task.agreement, task.tau, "above τ", theme, above=True)
         line[0].set_xlabel("agreement; the dashed line is τ")
-        quiet(line[0], name, paper, grid="x")
+        finish_axes(line[0], name, theme, grid="x")
         if columns == 2:
-            _spread(line[1], task.distance, 1.0, "within", paper, above=False)
+            _spread(line[1], task.distance, 1.0, "within", theme, above=False)
             line[1].set_xscale("log")
             line[1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             line[1].minorticks_off()
             line[1].set_xlabel("weight distance / the guard's limit; the dashed line is the limit")
-            quiet(line[1], "", paper, grid="x")
+            finish_axes(line[1], "", theme, grid="x")
             line[1].set_visible(bool(task.distance))
     return figure
 
@@ -85,61 +91,61 @@ def _spread(
     values: Mapping[str, Sequence[float]],
     limit: float,
     passes: str,
-    paper: Paper,
+    theme: PlotTheme,
     *,
     above: bool,
 ) -> None:
-    kinds = sorted(values, key=lambda kind: Fault(kind).order)
+    kinds = sorted(values, key=lambda kind: FaultSetting(kind).order)
     for place, kind in enumerate(kinds):
-        colour = paper.together if kind == CLEAN else VERMILION
+        colour = theme.highlight if kind == CLEAN else VERMILION
         ordered = sorted(values[kind])
         dots = ordered[:: max(1, len(ordered) // DOTS_MAX)]
-        # The golden ratio spreads the dots evenly, and the same way every time.
+        # The golden ratio spreads the dots evenly and reproducibly.
         height = [place + 0.56 * ((index * 0.618034) % 1 - 0.5) for index in range(len(dots))]
         axes.scatter(dots, height, s=5, color=colour, alpha=0.35, linewidths=0, rasterized=True)
-        _box(axes, ordered, place, paper)
+        _box(axes, ordered, place, theme)
         share = sum((v >= limit) if above else (v <= limit) for v in ordered) / len(ordered)
         axes.annotate(
             f"{100 * share:.0f} % {passes}, n = {len(ordered)}", (1, place), (6, 0),
             xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-            fontsize=8.5, color=paper.faint, annotation_clip=False,
+            fontsize=8.5, color=theme.faint, annotation_clip=False,
         )  # fmt: skip
-    axes.axvline(limit, color=paper.ink, linewidth=1.2, linestyle=(0, (5, 3)), zorder=4)
+    axes.axvline(limit, color=theme.ink, linewidth=1.2, linestyle=(0, (5, 3)), zorder=4)
     axes.set_yticks(
-        range(len(kinds)), ["honest" if k == CLEAN else Fault(k).words for k in kinds]
+        range(len(kinds)), ["honest" if k == CLEAN else FaultSetting(k).text for k in kinds]
     )  # fmt: skip
     axes.set_ylim(len(kinds) - 0.4, -0.6)
 
 
-def _box(axes: Any, ordered: Sequence[float], place: int, paper: Paper) -> None:
+def _box(axes: Any, ordered: Sequence[float], place: int, theme: PlotTheme) -> None:
     import numpy as np
     from matplotlib.patches import Rectangle
 
     low, first, middle, third, high = np.percentile(ordered, (5, 25, 50, 75, 95))
-    axes.plot([low, high], [place, place], color=paper.ink, linewidth=1)
+    axes.plot([low, high], [place, place], color=theme.ink, linewidth=1)
     axes.add_patch(
         Rectangle(
             (first, place - 0.22),
             third - first,
             0.44,
-            facecolor=paper.ground,
-            edgecolor=paper.ink,
+            facecolor=theme.ground,
+            edgecolor=theme.ink,
             linewidth=1,
             alpha=0.8,
             zorder=3,
         )
     )
-    axes.plot([middle, middle], [place - 0.22, place + 0.22], color=paper.ink, lw=2, zorder=4)
+    axes.plot([middle, middle], [place - 0.22, place + 0.22], color=theme.ink, lw=2, zorder=4)
 
 
-def heat_map(section: Section, paper: Paper = LIGHT) -> Any:
-    """Which rule lets which malfunction in, and what that costs honest sites.  Dark is bad."""
+def heat_map(section: Section, theme: PlotTheme = LIGHT) -> Any:
+    """Shares of malfunctioning updates accepted and honest ones rejected.  Dark is bad."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    shades = LinearSegmentedColormap.from_list("share", [paper.ground, VERMILION])
+    shades = LinearSegmentedColormap.from_list("share", [theme.ground, VERMILION])
     labels = judging_labels(section)
     columns = [NO_FAULT, *section.faults]
-    figure = blank(3.4 + 1.15 * (2 * len(columns) - 1), 1.7 + 0.36 * len(labels), paper)
+    figure = new_figure(3.4 + 1.15 * (2 * len(columns) - 1), 1.7 + 0.36 * len(labels), theme)
     panels = figure.subplots(
         1, 2, squeeze=False, width_ratios=(len(columns) - 1, len(columns)), sharey=True
     )[0]
@@ -152,22 +158,22 @@ def heat_map(section: Section, paper: Paper = LIGHT) -> Any:
                 share = measure(
                     counts(row for row in section.rows if (row.label, row.fault) == (label, fault))
                 )
-                axes.add_patch(_tile(column, line, paper.grid if share is None else shades(share)))
+                axes.add_patch(_tile(column, line, theme.grid if share is None else shades(share)))
                 axes.text(
                     column, line, "·" if share is None else f"{100 * share:.0f} %",
-                    ha="center", va="center", fontsize=9.5, color=paper.ink,
+                    ha="center", va="center", fontsize=9.5, color=theme.ink,
                 )  # fmt: skip
         axes.set_xlim(-0.5, len(faults) - 0.5)
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.set_xticks(range(len(faults)), [_stacked(fault) for fault in faults])
         axes.set_yticks(range(len(labels)), labels)
-        quiet(axes, what, paper)
+        finish_axes(axes, what, theme)
         axes.grid(visible=False)
     return figure
 
 
 def judging_labels(section: Section) -> list[str]:
-    """Rules with any verdict to show; the others judge nobody."""
+    """Labels of the rules that have verdicts."""
     return [
         label
         for label in section.labels
@@ -181,6 +187,6 @@ def _tile(column: int, line: int, colour: Any) -> Any:
     return Rectangle((column - 0.48, line - 0.46), 0.96, 0.92, facecolor=colour, linewidth=0)
 
 
-def _stacked(fault: Fault) -> str:
-    """Neighbours' names must not run into each other."""
-    return fault.words.replace(", scale", "\ns =").replace(" (", "\n(").replace("no m", "no\nm")
+def _stacked(fault: FaultSetting) -> str:
+    """Break a name into lines, so that neighbouring ones do not overlap."""
+    return fault.text.replace(", scale", "\ns =").replace(" (", "\n(").replace("no m", "no\nm")

@@ -1,7 +1,7 @@
-"""Pictures of final scores: over malfunctions, over the number of bad clients, over γ, over noise.
+"""Figures of final scores: by malfunction, number of bad clients, γ and strength of noise.
 
-Each function takes what it draws and returns a figure; none reads or writes a file.  Scores are in
-percent and over all clients, as the paper's are.
+Each function takes data and returns a figure; none reads or writes a file.  Scores are in percent
+and over all clients, as in the paper.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightyear_node.lab.ink import (
+from lightyear_node.lab.plot_style import (
     GREEN,
     GREY,
     LIGHT,
@@ -21,12 +21,19 @@ from lightyear_node.lab.ink import (
     SKY,
     VERMILION,
     YELLOW,
-    Paper,
-    blank,
+    PlotTheme,
+    finish_axes,
     legend_below,
-    quiet,
+    new_figure,
 )
-from lightyear_node.lab.rows import LIGHTYEAR, NO_FAULT, RULE_NAMES, Fault, Row, differing
+from lightyear_node.lab.results_reader import (
+    LIGHTYEAR,
+    NO_FAULT,
+    RULE_NAMES,
+    FaultSetting,
+    JobRow,
+    differing,
+)
 from lightyear_node.lab.summary import (
     References,
     Section,
@@ -42,7 +49,7 @@ OTHERS = (ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY)
 MARKERS = "os^vDPX<>"
 FAULT_COLOURS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, GREY, VERMILION)
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "oooo", "++++", "----")
-"""One more than colours, so that no pair of them comes twice among many malfunctions."""
+"""One more than colours, so that pairs of colour and hatch repeat late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +67,15 @@ class Style:
         }  # fmt: skip
 
 
-def styles(rows: Sequence[Row], paper: Paper) -> dict[str, Style]:
-    """LIGHTYEAR's lines are thick; the others are told apart by colour and by marker."""
+def styles(rows: Sequence[JobRow], theme: PlotTheme) -> dict[str, Style]:
+    """LIGHTYEAR's lines are thick; the others differ by colour and marker."""
     orders = {row.label: (row.rule_order, row.prominent) for row in rows}
     ordered = sorted(orders, key=lambda label: orders[label][0])
     ours = [label for label in ordered if orders[label][1]]
     others = [label for label in ordered if not orders[label][1]]
     found = {}
     for place, label in enumerate(reversed(ours)):
-        colour = (paper.together, VERMILION, GREEN, PURPLE)[place % 4]
+        colour = (theme.highlight, VERMILION, GREEN, PURPLE)[place % 4]
         found[label] = Style(colour, 2.8, "oDs^"[place % 4], "-", 5)
     for place, label in enumerate(others):
         dashes = ("-", (0, (4, 1.5)))[place // len(OTHERS) % 2]
@@ -77,34 +84,34 @@ def styles(rows: Sequence[Row], paper: Paper) -> dict[str, Style]:
     return {label: found[label] for label in (*others, *ours)}
 
 
-def box_plot(sections: Sequence[Section], references: References, paper: Paper = LIGHT) -> Any:
+def box_plot(sections: Sequence[Section], references: References, theme: PlotTheme = LIGHT) -> Any:
     """A panel for each section; for each rule a box for each malfunction."""
     faults = sorted({f for one in sections for f in one.faults}, key=lambda fault: fault.order)
     groups = max(len(one.labels) for one in sections)
     width = max(8.0, 1.4 + groups * max(0.95, 0.24 * len(faults)))
-    figure = blank(width, 0.8 + 3.1 * len(sections), paper)
+    figure = new_figure(width, 0.8 + 3.1 * len(sections), theme)
     panels = figure.subplots(len(sections), 1, squeeze=False)[:, 0]
     for axes, section in zip(panels, sections, strict=True):
-        _boxes(axes, section, faults, paper)
+        _boxes(axes, section, faults, theme)
         alone = stat(scores(alone_of(section, references), "all")).mean
         if alone is not None:
-            axes.axhline(alone, color=paper.ink, linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
+            axes.axhline(alone, color=theme.ink, linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
         axes.set_ylabel(f"{section.metric}, %")
-        quiet(axes, section.title, paper)
+        finish_axes(axes, section.title, theme)
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[Any] = [
-        Patch(facecolor=_fault_colour(place), hatch=_hatch(place), edgecolor=paper.ink)
+        Patch(facecolor=_fault_colour(place), hatch=_hatch(place), edgecolor=theme.ink)
         for place in range(len(faults))
     ]
-    handles.append(Line2D([], [], color=paper.ink, linewidth=1.2, linestyle=(0, (5, 3))))
-    words = [*(fault.words for fault in faults), "local only, mean"]
-    legend_below(figure, handles, words, paper, columns=min(LEGEND_COLUMNS, len(words)))
+    handles.append(Line2D([], [], color=theme.ink, linewidth=1.2, linestyle=(0, (5, 3))))
+    words = [*(fault.text for fault in faults), "local only, mean"]
+    legend_below(figure, handles, words, theme, columns=min(LEGEND_COLUMNS, len(words)))
     return figure
 
 
-def _boxes(axes: Any, section: Section, faults: Sequence[Fault], paper: Paper) -> None:
+def _boxes(axes: Any, section: Section, faults: Sequence[FaultSetting], theme: PlotTheme) -> None:
     names = []
     step = 0.84 / len(faults)
     for group, label in enumerate(section.labels):
@@ -119,11 +126,11 @@ def _boxes(axes: Any, section: Section, faults: Sequence[Fault], paper: Paper) -
             drawn = axes.boxplot(
                 values, positions=[group + (place - (len(faults) - 1) / 2) * step],
                 widths=step * 0.82, patch_artist=True, manage_ticks=False, whis=(5, 95),
-                flierprops={"marker": ".", "markersize": 2.5, "markeredgecolor": paper.faint},
-                medianprops={"color": paper.ink, "linewidth": 1.6},
-                boxprops={"edgecolor": paper.ink, "linewidth": 0.7},
-                whiskerprops={"color": paper.ink, "linewidth": 0.7},
-                capprops={"color": paper.ink, "linewidth": 0.7},
+                flierprops={"marker": ".", "markersize": 2.5, "markeredgecolor": theme.faint},
+                medianprops={"color": theme.ink, "linewidth": 1.6},
+                boxprops={"edgecolor": theme.ink, "linewidth": 0.7},
+                whiskerprops={"color": theme.ink, "linewidth": 0.7},
+                capprops={"color": theme.ink, "linewidth": 0.7},
             )  # fmt: skip
             for box in drawn["boxes"]:
                 box.set_facecolor(_fault_colour(place))
@@ -135,17 +142,17 @@ def _boxes(axes: Any, section: Section, faults: Sequence[Fault], paper: Paper) -
     axes.set_ylim(-3, 103)
 
 
-def curves(section: Section, references: References, paper: Paper = LIGHT) -> Any:
+def curves(section: Section, references: References, theme: PlotTheme = LIGHT) -> Any:
     """A panel for each malfunction: the score over the number of bad clients, from none on."""
     faults = section.faults
     columns = min(2, len(faults))
     lines = -(-len(faults) // columns)
-    figure = blank(5.6 * columns + 0.4, 3.3 * lines + 1.5, paper)
+    figure = new_figure(5.6 * columns + 0.4, 3.3 * lines + 1.5, theme)
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
-    looks = styles([row for row in section.rows if row.fault != NO_FAULT], paper)
+    line_styles = styles([row for row in section.rows if row.fault != NO_FAULT], theme)
     cells = section.cells()
     for place, (axes, fault) in enumerate(zip(panels, faults, strict=False)):
-        for label, look in looks.items():
+        for label, style in line_styles.items():
             points = [
                 (bad, stat(scores(cells[case].rows, "all")).mean)
                 for bad in (0, *section.bads(fault))
@@ -153,20 +160,20 @@ def curves(section: Section, references: References, paper: Paper = LIGHT) -> An
             ]
             shown = [(bad, mean) for bad, mean in points if mean is not None]
             if any(bad for bad, _ in shown):
-                axes.plot(*zip(*shown, strict=True), label=label, **look.kwargs())
-        _reference_lines(axes, section, references, paper)
+                axes.plot(*zip(*shown, strict=True), label=label, **style.kwargs())
+        _reference_lines(axes, section, references, theme)
         axes.set_xticks([0, *section.bads(fault)])
         axes.set_xlabel(f"malfunctioning clients of {section.setting.clients}")
         axes.set_ylabel("" if place % columns else f"{section.metric}, %")
         axes.set_ylim(-3, 103)
-        quiet(axes, fault.words, paper)
+        finish_axes(axes, fault.text, theme)
     for axes in panels[len(faults) :]:
         axes.set_visible(False)
-    _shared_legend(figure, paper)
+    _shared_legend(figure, theme)
     return figure
 
 
-def _reference_lines(axes: Any, section: Section, references: References, paper: Paper) -> None:
+def _reference_lines(axes: Any, section: Section, references: References, theme: PlotTheme) -> None:
     fedavg = [row for row in section.rows if row.rule == "fedavg" and row.fault == NO_FAULT]
     for rows, name, dashes in (
         (alone_of(section, references), "local only", (0, (5, 3))),
@@ -175,17 +182,17 @@ def _reference_lines(axes: Any, section: Section, references: References, paper:
         mean = stat(scores(rows, "all")).mean
         if mean is not None:
             axes.axhline(
-                mean, color=paper.ink, linewidth=1.2, linestyle=dashes, zorder=2, label=name
+                mean, color=theme.ink, linewidth=1.2, linestyle=dashes, zorder=2, label=name
             )
 
 
-def gamma_plot(sections: Sequence[Section], paper: Paper = LIGHT) -> Any:
+def gamma_plot(sections: Sequence[Section], theme: PlotTheme = LIGHT) -> Any:
     """The final score over γ; whiskers are the spread over clients."""
-    figure = blank(max(5.4, 4.6 * len(sections)), 4.2, paper)
+    figure = new_figure(max(5.4, 4.6 * len(sections)), 4.2, theme)
     panels = figure.subplots(1, len(sections), squeeze=False)[0]
     for axes, section in zip(panels, sections, strict=True):
         gammas = sorted({row.terms["gamma"] for row in section.rows if "gamma" in row.terms})
-        # From the last on, so that the guard has the colour here that it has elsewhere.
+        # In reverse order, so that the guard has its usual colour.
         for place, (words, by_gamma) in enumerate(reversed(_by_gamma(section).items())):
             found = {gamma: stat(scores(rows, "all")) for gamma, rows in by_gamma.items()}
             points = [
@@ -195,7 +202,7 @@ def gamma_plot(sections: Sequence[Section], paper: Paper = LIGHT) -> Any:
             ]
             if points:
                 x, mean, spread = zip(*points, strict=True)
-                colour = (paper.together, VERMILION, GREEN, PURPLE, ORANGE, GREY)[place % 6]
+                colour = (theme.highlight, VERMILION, GREEN, PURPLE, ORANGE, GREY)[place % 6]
                 axes.errorbar(
                     x, mean, yerr=spread, color=colour, marker=MARKERS[place % 9], linewidth=1.8,
                     markersize=5, elinewidth=0.9, capsize=3, label=words,
@@ -203,28 +210,32 @@ def gamma_plot(sections: Sequence[Section], paper: Paper = LIGHT) -> Any:
         axes.set_xticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
         axes.set_xlabel("γ")
         axes.set_ylabel(f"{section.metric}, %")
-        quiet(axes, section.setting.task, paper)
-    _shared_legend(figure, paper, columns=2)
+        finish_axes(axes, section.setting.task, theme)
+    _shared_legend(figure, theme, columns=2)
     return figure
 
 
-def _by_gamma(section: Section) -> dict[str, dict[float, list[Row]]]:
-    rows = [row for row in section.rows if "gamma" in row.terms and row.rule in _pulled(section)]
+def _by_gamma(section: Section) -> dict[str, dict[float, list[JobRow]]]:
+    rows = [
+        row
+        for row in section.rows
+        if "gamma" in row.terms and row.rule in _rules_with_gamma(section)
+    ]
     others = {id(row): {k: v for k, v in row.terms.items() if k != "gamma"} for row in rows}
-    found: dict[str, dict[float, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[float, list[JobRow]]] = defaultdict(lambda: defaultdict(list))
     for row in sorted(rows, key=lambda one: (one.rule_order, one.fault.order, one.terms["gamma"])):
         alike = [others[id(one)] for one in rows if one.rule == row.rule]
         name = RULE_NAMES.get(row.rule, row.rule)
         words = ", ".join([name, *differing(others[id(row)], alike)])
         words = words.replace(", guard True", " + guard").replace(", guard False", "")
         if row.fault != NO_FAULT:
-            words += f", {row.bad} × {row.fault.words}"
+            words += f", {row.bad} × {row.fault.text}"
         found[words][row.terms["gamma"]].append(row)
     return {words: dict(sorted(by.items())) for words, by in found.items()}
 
 
-def _pulled(section: Section) -> set[str]:
-    """Rules that were run with several γ; every rule's terms have one, few rules use it."""
+def _rules_with_gamma(section: Section) -> set[str]:
+    """Rules that were run with several γ: all rules have the term, few use it."""
     gammas: dict[str, set[float]] = defaultdict(set)
     for row in section.rows:
         if "gamma" in row.terms:
@@ -232,30 +243,30 @@ def _pulled(section: Section) -> set[str]:
     return {rule for rule, values in gammas.items() if len(values) > 1} or {LIGHTYEAR}
 
 
-def noise_plot(sections: Sequence[Section], paper: Paper = LIGHT) -> Any:
-    """Over the strength of the noise: the score above, the share of it that is let in below."""
+def noise_plot(sections: Sequence[Section], theme: PlotTheme = LIGHT) -> Any:
+    """By strength of noise: the score above, the share of noisy updates accepted below."""
     cases = [
         (section, bad)
         for section in sections
         for bad in sorted({row.bad for row in section.rows if row.fault.scale is not None})
     ]
-    figure = blank(max(5.6, 4.2 * len(cases)), 6.6, paper)
+    figure = new_figure(max(5.6, 4.2 * len(cases)), 6.6, theme)
     panels = figure.subplots(2, len(cases), squeeze=False, sharex="col")
     for column, (section, bad) in enumerate(cases):
         cells = section.cells()
         scales = sorted({f.scale for f in section.faults if f.kind == "ana" and f.scale})
         rows = [row for row in section.rows if row.fault.kind == "ana" and row.fault.scale]
-        for label, look in styles(rows, paper).items():
+        for label, style in styles(rows, theme).items():
             found = {
                 scale: cells[place].rows
                 for scale in scales
-                if (place := (label, Fault("ana", scale), bad)) in cells
+                if (place := (label, FaultSetting("ana", scale), bad)) in cells
             }
             means = {scale: stat(scores(rows, "all")).mean for scale, rows in found.items()}
             shares = {scale: accepted_share(counts(rows)) for scale, rows in found.items()}
-            _line(panels[0, column], scales, means, label, look)
+            _line(panels[0, column], scales, means, label, style)
             percent = {scale: share and 100 * share for scale, share in shares.items()}
-            _line(panels[1, column], scales, percent, label, look)
+            _line(panels[1, column], scales, percent, label, style)
         name = f"{section.setting.task}, {bad} of {section.setting.clients}"
         for axes, what, heading in (
             (panels[0, column], f"{section.metric}, %", name),
@@ -264,10 +275,10 @@ def noise_plot(sections: Sequence[Section], paper: Paper = LIGHT) -> Any:
             axes.set_xticks(range(len(scales)), [f"{scale:g}" for scale in scales])
             axes.set_ylim(-3, 103)
             axes.set_ylabel(what)
-            quiet(axes, heading, paper)
+            finish_axes(axes, heading, theme)
         panels[1, column].set_xlabel("strength of the noise s, % of each weight")
-        panels[1, column].xaxis.label.set_color(paper.faint)
-    _shared_legend(figure, paper, columns=min(LEGEND_COLUMNS, 2 + 2 * len(cases)))
+        panels[1, column].xaxis.label.set_color(theme.faint)
+    _shared_legend(figure, theme, columns=min(LEGEND_COLUMNS, 2 + 2 * len(cases)))
     return figure
 
 
@@ -276,22 +287,22 @@ def _line(
     places: Sequence[float],
     values: Mapping[float, float | None],
     label: str,
-    look: Style,
+    style: Style,
 ) -> None:
-    """Values stand at equal steps, whatever lies between them, so that their names have room."""
+    """Plot values at equal steps, so that their labels fit."""
     shown = [(places.index(x), y) for x, y in values.items() if y is not None]
     if shown:
-        axes.plot(*zip(*shown, strict=True), label=label, **look.kwargs())
+        axes.plot(*zip(*shown, strict=True), label=label, **style.kwargs())
 
 
-def _shared_legend(figure: Any, paper: Paper, *, columns: int = LEGEND_COLUMNS) -> None:
-    """Every name once, though it is drawn in every panel."""
+def _shared_legend(figure: Any, theme: PlotTheme, *, columns: int = LEGEND_COLUMNS) -> None:
+    """One legend for all panels."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     width = min(columns, len(found) or 1)
-    legend_below(figure, list(found.values()), list(found), paper, columns=width)
+    legend_below(figure, list(found.values()), list(found), theme, columns=width)
 
 
 def _fault_colour(place: int) -> str:

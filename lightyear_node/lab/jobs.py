@@ -1,7 +1,7 @@
-"""What a suite expands to, one federation each, and the line that a finished one leaves behind.
+"""The jobs of a suite, one federation each, and the result rows of finished jobs.
 
-A job is known by its key.  Two jobs that differ only in what they are called (the same federation
-in two grids) have the same `work`: it is done once and told twice.  Nothing here runs anything.
+A job is identified by its key.  Two jobs that differ only in their names (the same federation in
+two grids) have the same `work`: it is done once and recorded for both.  Nothing here runs a job.
 """
 
 from __future__ import annotations
@@ -15,41 +15,45 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
-from lightyear_node.config.site import Malfunction, TaskEntry
+from lightyear_node.config.federation import ExchangeConfig, RuleConfig
+from lightyear_node.config.node import TaskConfig
 from lightyear_node.lab.federation import LabError
-from lightyear_node.lab.rows import SCHEMA_VERSION
-from lightyear_node.lab.simulate import SimResult, Spec
-from lightyear_node.lab.suite import NONE, AcceptanceBlock, Grid, RuleChoice, Suite
-from lightyear_node.records import PeerName
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.lab.partition import PartitionConfig
+from lightyear_node.lab.results_reader import SCHEMA_VERSION
+from lightyear_node.lab.simulation_records import SimulatedRound, SimulationResult, SimulationSpec
+from lightyear_node.lab.suite import NONE, AcceptanceBlock, ExperimentGrid, RuleChoice, Suite
+from lightyear_node.types import PeerName
 
 KEY_DIGITS = 16
 SCORES_MAX = 2000
-"""Of each kind of peer; a drawing needs no more, and a line stays readable."""
+"""Scores per row and kind of peer: enough for a figure."""
 SCORE_DIGITS = 4
+CURVE_DIGITS = 6
+"""Significant digits of the metrics of every round."""
 
 Row = dict[str, Any]
 
 
 def client_names(count: int) -> list[PeerName]:
-    """Padded, because a site's share of the data goes by its place among the sorted names."""
+    """Zero-padded names, because a site's share of the data follows from their sorted order."""
     width = len(str(count - 1))
     return [PeerName(f"client-{index:0{width}d}") for index in range(count)]
 
 
 @cache
 def bad_order(count: int, seed: int) -> tuple[int, ...]:
-    """The order in which clients turn bad: the first k of it are the bad set of size k."""
+    """The order in which clients become bad: its first k are the set of k bad clients."""
     import numpy as np
 
     digest = hashlib.sha256(f"bad/{seed}".encode()).digest()
-    chance = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-    return tuple(int(index) for index in chance.permutation(count))
+    rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+    return tuple(int(index) for index in rng.permutation(count))
 
 
 def malfunctions_of(
-    names: Sequence[PeerName], malfunction: Malfunction | None, bad: int, seed: int
-) -> dict[PeerName, Malfunction]:
+    names: Sequence[PeerName], malfunction: MalfunctionConfig | None, bad: int, seed: int
+) -> dict[PeerName, MalfunctionConfig]:
     if malfunction is None:
         return {}
     chosen = sorted(bad_order(len(names), seed)[:bad])
@@ -58,24 +62,28 @@ def malfunctions_of(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One federation under one rule, as one grid of a suite asks for it."""
+    """One federation under one rule, in one grid of a suite."""
 
     grid: str
     task: str
-    entry: TaskEntry
+    entry: TaskConfig
     metric: str
     clients: int
     rounds: int
     seed: int
-    rule: RuleTerms
+    rule: RuleConfig
     label: str
-    malfunction: Malfunction | None
+    malfunction: MalfunctionConfig | None
     bad: int
-    exchange: ExchangeTerms = field(default_factory=ExchangeTerms)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    partition: PartitionConfig | None = None
+    participation: float = 1.0
+    curves: bool = True
+    """Not part of the work: it only adds columns to the row."""
 
     @property
     def work(self) -> str:
-        """Equal for jobs that would compute the same."""
+        """Hash of what is computed: equal for jobs with equal results."""
         return _digest(self._computed())
 
     @property
@@ -85,35 +93,38 @@ class Job:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """Jobs whose rounds cost about the same."""
+        """Jobs of one family take about the same time per round."""
         return self.task, _canonical(self.entry.args), self.rule.name
 
     @property
     def steps(self) -> int:
         return self.rounds * self.clients
 
-    def spec(self) -> Spec:
+    def spec(self) -> SimulationSpec:
         names = client_names(self.clients)
-        return Spec(
+        return SimulationSpec(
             sites=names,
             rounds=self.rounds,
             seed=self.seed,
             rule=self.rule,
             task=self.entry,
             malfunctions=malfunctions_of(names, self.malfunction, self.bad, self.seed),
-            final_only=True,
+            final_only=not self.curves,
             exchange=self.exchange,
+            partition=self.partition,
+            participation=self.participation,
         )
 
-    def in_words(self) -> str:
-        words = f"{self.grid}: {self.task}, {self._rule_in_words()}"
+    def description(self) -> str:
+        text = f"{self.grid}: {self.task}, {self._rule_text()}"
         if self.malfunction is not None:
             scale = "" if self.malfunction.scale is None else f" {self.malfunction.scale:g}"
-            words += f", {self.bad} of {self.clients} {self.malfunction.kind}{scale}"
-        return f"{words}, seed {self.seed}"
+            options = "".join(f" {k}={v}" for k, v in self.malfunction.options.items())
+            text += f", {self.bad} of {self.clients} {self.malfunction.kind}{scale}{options}"
+        return f"{text}, seed {self.seed}"
 
     def identity(self) -> Row:
-        """What a line says about its job, whether or not that succeeded."""
+        """The columns of a row that identify its job."""
         return {
             "grid": self.grid,
             "task": self.task,
@@ -128,10 +139,10 @@ class Job:
             "malfunction": self.malfunction.kind if self.malfunction else NONE,
             "malfunction_terms": _plain(self.malfunction),
             "bad": self.bad,
-            **self._travelling(),
+            **self._unusual_settings(),
         }
 
-    def _rule_in_words(self) -> str:
+    def _rule_text(self) -> str:
         if self.label != self.rule.name:
             return self.label
         settings = self.rule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
@@ -147,29 +158,34 @@ class Job:
             "rule": self.rule.computed(),
             "malfunction": _plain(self.malfunction),
             "bad": self.bad,
-            **self._travelling(),
+            **self._unusual_settings(),
         }
 
-    def _travelling(self) -> Row:
-        """Only where it is not as usual, so that finished jobs keep their keys."""
-        unusual = self.exchange.selection()
-        return {"exchange": unusual} if unusual else {}
+    def _unusual_settings(self) -> Row:
+        """Only settings that are not the default, so that finished jobs keep their keys."""
+        exchange = self.exchange.selection()
+        partition = self.partition.computed() if self.partition is not None else None
+        return {
+            **({"exchange": exchange} if exchange else {}),
+            **({"partition": partition} if partition else {}),
+            **({"participation": self.participation} if self.participation < 1 else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceJob:
-    """Which messages are accepted, on one task with one seed; rows of their own kind."""
+    """A measurement of which messages are accepted, on one task with one seed."""
 
     block: AcceptanceBlock
     seed: int
 
     @property
     def key(self) -> str:
-        return _digest({"task": self.block.task, **self.question()})
+        return _digest({"task": self.block.task, **self.request()})
 
-    def question(self) -> Row:
-        """What `lab.acceptance` is asked, as it reads it."""
-        from lightyear_node.lab.acceptance import Spec as AcceptanceSpec
+    def request(self) -> Row:
+        """The specification for `lab.acceptance`."""
+        from lightyear_node.lab.acceptance import AcceptanceSpec
 
         return AcceptanceSpec(
             sites=client_names(self.block.clients),
@@ -178,19 +194,20 @@ class AcceptanceJob:
             malfunctions=[one for one in self.block.malfunctions if one.kind != NONE],
             task=self.block.entry,
             exchange=self.block.exchange,
+            partition=self.block.partition,
         ).to_plain()
 
-    def told(self, rows: Iterable[Row]) -> list[Row]:
-        """The measured rows, with whose they are."""
+    def labelled(self, rows: Iterable[Row]) -> list[Row]:
+        """The measured rows, with task and seed."""
         return [{"task": self.block.task, "seed": self.seed, **row} for row in rows]
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         return f"acceptance: {self.block.task}, seed {self.seed}"
 
 
 def expand(suite: Suite) -> list[Job]:
-    """Every job once.  Seed by seed, so that a table is complete early; what others are compared
-    with comes first: training alone, then everybody honest."""
+    """Return every job once: seed by seed, so that a table is complete early, and the references
+    first: training alone, then without malfunction."""
     placed = []
     for number, grid in enumerate(suite.grids):
         for turn, seed in enumerate(grid.seeds):
@@ -202,10 +219,10 @@ def expand(suite: Suite) -> list[Job]:
     return list({job.key: job for *_, job in placed}.values())
 
 
-def _jobs_of(grid: Grid, seed: int) -> Iterable[Job]:
+def _jobs_of(grid: ExperimentGrid, seed: int) -> Iterable[Job]:
     for choice in grid.rules:
         if choice.terms.alone:
-            # Nobody hears anybody: no malfunction makes a difference.
+            # Sites train alone: malfunctions make no difference.
             yield _job(grid, seed, choice, None, 0)
             continue
         for malfunction in grid.malfunctions:
@@ -217,7 +234,11 @@ def _jobs_of(grid: Grid, seed: int) -> Iterable[Job]:
 
 
 def _job(
-    grid: Grid, seed: int, choice: RuleChoice, malfunction: Malfunction | None, bad: int
+    grid: ExperimentGrid,
+    seed: int,
+    choice: RuleChoice,
+    malfunction: MalfunctionConfig | None,
+    bad: int,
 ) -> Job:
     return Job(
         grid=grid.name,
@@ -232,6 +253,9 @@ def _job(
         malfunction=malfunction,
         bad=bad,
         exchange=grid.exchange,
+        partition=grid.partition,
+        participation=grid.participation,
+        curves=grid.curves,
     )
 
 
@@ -240,8 +264,8 @@ def expand_acceptance(suite: Suite) -> list[AcceptanceJob]:
     return list({job.key: job for job in jobs}.values())
 
 
-def row_of(suite: str, job: Job, result: SimResult, seconds: float) -> Row:
-    """The line of a finished job."""
+def row_of(suite: str, job: Job, result: SimulationResult, seconds: float) -> Row:
+    """The row of a finished job."""
     bad = set(job.spec().malfunctions)
     return {
         **_head(suite, job),
@@ -249,8 +273,10 @@ def row_of(suite: str, job: Job, result: SimResult, seconds: float) -> Row:
             {
                 "name": name,
                 "malfunctioning": name in bad,
-                "final": _final(rounds[-1].merged, job.metric),
-                "metrics": {key: _finite(value) for key, value in rounds[-1].merged.items()},
+                "final": _final(rounds[-1].served, job.metric),
+                "metrics": {key: _finite(value) for key, value in rounds[-1].served.items()},
+                **_shadow(rounds[-1], job.metric),
+                **({"curves": _curves(rounds)} if job.curves else {}),
             }
             for name, rounds in sorted(result.sites.items())
         ],
@@ -260,12 +286,37 @@ def row_of(suite: str, job: Job, result: SimResult, seconds: float) -> Row:
     }
 
 
+def _shadow(last: SimulatedRound, metric: str) -> Row:
+    """For rules with a shadow: both models' scores, and which of them is served."""
+    if last.worth is None:
+        return {}
+    return {
+        "merged": _final(last.merged, metric),
+        "alone": _final(last.alone, metric),
+        "served": str(last.worth.served),
+    }
+
+
+def _curves(rounds: Sequence[SimulatedRound]) -> Row:
+    """Every metric after training and after merging: a list with a value for each round."""
+    measured = [one.metrics() for one in rounds]
+    return {
+        name: [_short(one.get(name)) for one in measured]
+        for name in dict.fromkeys(name for one in measured for name in one)
+    }
+
+
+def _short(value: float | None) -> float | None:
+    finite = _finite(value)
+    return None if finite is None else float(f"{finite:.{CURVE_DIGITS}g}")
+
+
 def failed_row(suite: str, job: Job, message: str) -> Row:
     return {**_head(suite, job), "failed": message}
 
 
-def retold(row: Row, suite: str, job: Job) -> Row:
-    """A finished line as that of another job with the same work."""
+def copied_row(row: Row, suite: str, job: Job) -> Row:
+    """A finished row, as that of another job with the same work."""
     sites = [{**site, "final": _final(site["metrics"], job.metric)} for site in row["sites"]]
     return {**row, **_head(suite, job), "sites": sites}
 
@@ -280,7 +331,7 @@ def _head(suite: str, job: Job) -> Row:
     }
 
 
-def _judged(result: SimResult, bad: set[PeerName]) -> Row:
+def _judged(result: SimulationResult, bad: set[PeerName]) -> Row:
     counts: dict[str, Counter[str]] = {"honest": Counter(), "malfunctioning": Counter()}
     scores: dict[str, list[float]] = {"honest": [], "malfunctioning": []}
     for rounds in result.sites.values():
@@ -290,14 +341,15 @@ def _judged(result: SimResult, bad: set[PeerName]) -> Row:
             agreement = verdict.checks.get("agreement")
             if agreement is not None:
                 scores[nature].append(round(agreement, SCORE_DIGITS))
-    told: Row = {"verdicts": {nature: dict(sorted(c.items())) for nature, c in counts.items() if c}}
+    verdicts = {nature: dict(sorted(found.items())) for nature, found in counts.items() if found}
+    columns: Row = {"verdicts": verdicts}
     if any(scores.values()):
-        told["scores"] = {nature: _thinned(values) for nature, values in scores.items()}
-    return told | _left_out(result, bad)
+        columns["scores"] = {nature: _thinned(values) for nature, values in scores.items()}
+    return columns | _left_out(result, bad)
 
 
-def _left_out(result: SimResult, bad: set[PeerName]) -> Row:
-    """Who was accepted and yet left out of merges, where merged models are measured at all."""
+def _left_out(result: SimulationResult, bad: set[PeerName]) -> Row:
+    """Count the updates that were accepted but dropped by the merge check, if the rule has one."""
     found = [one.harm for rounds in result.sites.values() for one in rounds if one.harm is not None]
     dropped = [peer in bad for harm in found for peer in harm.dropped]
     counts = {
@@ -310,7 +362,7 @@ def _left_out(result: SimResult, bad: set[PeerName]) -> Row:
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
-    """Evenly, so that all judges and rounds keep their part."""
+    """Thin out evenly over judges and rounds."""
     stride = math.ceil(len(values) / SCORES_MAX) or 1
     return list(values[::stride])
 
@@ -322,11 +374,11 @@ def _final(metrics: Mapping[str, float | None], metric: str) -> float | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN; a model that has diverged has no score."""
+    """None for a model that has diverged: JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def _plain(malfunction: Malfunction | None) -> Row | None:
+def _plain(malfunction: MalfunctionConfig | None) -> Row | None:
     return malfunction.model_dump(mode="json") if malfunction else None
 
 
@@ -335,4 +387,6 @@ def _canonical(plain: object) -> str:
 
 
 def _digest(plain: object) -> str:
-    return hashlib.sha256(_canonical(plain).encode()).hexdigest()[:KEY_DIGITS]
+    # The keys of published results contain an earlier path of the built-in tasks.
+    text = _canonical(plain).replace('"lightyear_node.lab.tasks.', '"lightyear_node.tasks.')
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]

@@ -1,8 +1,8 @@
-"""A federation without a network: all sites in one process, round by round, on temporary files.
+"""Simulates a federation without a network: all sites in one process, on temporary files.
 
-The learning is the worker's own code, called as the worker calls it; only the exchange is left out.
-That makes it the place for comparisons ("what if nobody judged anybody?") and for quick trials.
-Torch is loaded only when a simulation runs; `Apart` keeps it in a child process.
+Training, judging and merging are the worker's own code; only the exchange of files is left out.
+It serves comparisons (the same federation without a rule) and short experiments.  Torch is loaded
+only when a simulation runs; `SimulationProcess` keeps it in a child process.
 """
 
 from __future__ import annotations
@@ -15,20 +15,28 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
-from lightyear_node.config.site import Malfunction, TaskEntry
 from lightyear_node.errors import ConfigError, LightyearError
 from lightyear_node.lab.federation import LabError, package_environment
-from lightyear_node.records import Digest, Harm, PeerName, Round, Verdict
-from lightyear_node.worker.jobs import Candidate, verdict_from_plain, verdict_to_plain
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.lab.simulation_records import (
+    SimulatedRound,
+    SimulationResult,
+    SimulationSpec,
+)
+from lightyear_node.types import Digest, PeerName, Round, Worth
+from lightyear_node.worker.job_types import CandidateFile
 
 if TYPE_CHECKING:
-    from lightyear_node.worker.site import Site
+    from torch import nn
+
+    from lightyear_node.lab.faulty_site import FaultySite
+    from lightyear_node.lab.malfunction_plugins import Attack
+    from lightyear_node.worker.task import Task
 
 YIELDING_NICE = 10
 FOLDER_PREFIX = "lightyear-simulate-"
@@ -36,116 +44,18 @@ FOLDER_PREFIX = "lightyear-simulate-"
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What is simulated.  Sites get their shares of the data by their place among the names."""
-
-    sites: Sequence[PeerName]
-    rounds: int
-    seed: int
-    rule: RuleTerms
-    task: TaskEntry = field(default_factory=TaskEntry)
-    malfunctions: Mapping[PeerName, Malfunction] = field(default_factory=dict)
-    final_only: bool = False
-    """Measure after the last round only: on small tasks measuring costs more than training."""
-    exchange: ExchangeTerms = field(default_factory=ExchangeTerms)
-    """Which tensors the sites would send, and as what."""
-
-    def to_plain(self) -> dict[str, Any]:
-        return {
-            "sites": list(self.sites),
-            "rounds": self.rounds,
-            "seed": self.seed,
-            "rule": self.rule.model_dump(mode="json"),
-            "task": self.task.model_dump(mode="json"),
-            "malfunctions": {
-                name: malfunction.model_dump(mode="json")
-                for name, malfunction in self.malfunctions.items()
-            },
-            "final_only": self.final_only,
-            "exchange": self.exchange.model_dump(mode="json"),
-        }
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        return cls(
-            sites=[PeerName(name) for name in plain["sites"]],
-            rounds=plain["rounds"],
-            seed=plain["seed"],
-            rule=RuleTerms.model_validate(plain["rule"]),
-            task=TaskEntry.model_validate(plain["task"]),
-            malfunctions={
-                PeerName(name): Malfunction.model_validate(value)
-                for name, value in plain["malfunctions"].items()
-            },
-            final_only=plain["final_only"],
-            exchange=ExchangeTerms.model_validate(plain["exchange"]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SimRound:
-    """One round at one site: its metrics after training and after merging, and its verdicts.
-
-    `harm` is what measuring the merged model found, where the rule asks for that.
-    """
-
-    round: Round
-    local: Mapping[str, float]
-    merged: Mapping[str, float]
-    verdicts: Sequence[Verdict]
-    harm: Harm | None = None
-
-    def to_plain(self) -> dict[str, Any]:
-        return {
-            "round": self.round,
-            "local": dict(self.local),
-            "merged": dict(self.merged),
-            "verdicts": [verdict_to_plain(verdict) for verdict in self.verdicts],
-            "harm": asdict(self.harm) if self.harm is not None else None,
-        }
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        verdicts = tuple(verdict_from_plain(verdict) for verdict in plain["verdicts"])
-        harm = Harm.from_plain(plain["harm"]) if plain["harm"] else None
-        return cls(Round(plain["round"]), plain["local"], plain["merged"], verdicts, harm)
-
-
-@dataclass(frozen=True, slots=True)
-class SimResult:
-    """Every site's rounds, in order."""
-
-    sites: Mapping[PeerName, Sequence[SimRound]]
-    update_bytes: int = 0
-    """Of one model, as one site sends it to one other."""
-
-    def final(self, metric: str) -> dict[PeerName, float]:
-        return {name: rounds[-1].merged[metric] for name, rounds in self.sites.items()}
-
-    def to_plain(self) -> dict[str, Any]:
-        sites = {name: [one.to_plain() for one in rounds] for name, rounds in self.sites.items()}
-        return {"sites": sites, "update_bytes": self.update_bytes}
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        sites = {
-            PeerName(name): [SimRound.of(one) for one in rounds]
-            for name, rounds in plain["sites"].items()
-        }
-        return cls(sites, plain["update_bytes"])
-
-
 @dataclass(slots=True)
-class Seat:
-    """One site and its files of the current round."""
+class SimulatedSite:
+    """One site, its files of the current round and its finished rounds."""
 
-    site: Site
+    local_site: FaultySite
     folder: Path
-    rounds: list[SimRound] = field(default_factory=list)
+    malfunction: MalfunctionConfig | None = None
+    rounds: list[SimulatedRound] = field(default_factory=list)
     trained: Mapping[str, float] = field(default_factory=dict)
     carried: bool = False
     rule_state: Mapping[str, Any] = field(default_factory=dict)
+    worth: Worth | None = None
 
     @property
     def model(self) -> Path:
@@ -159,11 +69,25 @@ class Seat:
     def carry(self) -> Path:
         return self.folder / "carry"
 
-    def train(self, name: PeerName, round: Round, measure: bool) -> Candidate:
-        """What the others get to see of this site's round."""
+    @property
+    def carry_before(self) -> Path | None:
+        """The training state before the current round; None in the first."""
+        return self._carry_before if self._carry_before.exists() else None
+
+    @property
+    def _carry_before(self) -> Path:
+        return self.folder / "carry_before"
+
+    @property
+    def attacks(self) -> bool:
+        """Whether its malfunction is a function that sees the other sites' updates."""
+        return self.malfunction is not None and not self.malfunction.built_in
+
+    def train(self, name: PeerName, round: Round, measure: bool) -> CandidateFile:
+        """Train one round; return the update that this site sends, unless it `attacks`."""
         outgoing, carry_out = self.folder / "outgoing", self.folder / "carry_out"
         outgoing.unlink(missing_ok=True)
-        trained = self.site.train(
+        trained = self.local_site.train(
             base=self.model,
             carry=self.carry if self.carried else None,
             round=round,
@@ -172,69 +96,147 @@ class Seat:
             carry_out=carry_out,
             measure=measure,
         )
+        if self.carried:
+            self.carry.replace(self._carry_before)
         carry_out.replace(self.carry)
         self.carried, self.trained = True, trained.metrics
         sent = outgoing if outgoing.exists() else self.own
-        return Candidate(name, str(sent), trained.samples, _digest(sent))
+        return CandidateFile(name, str(sent), trained.samples, _digest(sent))
 
-    def close(self, round: Round, peers: Sequence[Candidate], measure: bool) -> None:
-        """Judge the others' models and merge those that are accepted."""
-        judged = self.site.judge(
+    def attack(
+        self,
+        update: CandidateFile,
+        colluders: Sequence[CandidateFile],
+        honest: Sequence[CandidateFile],
+        tasks: Mapping[PeerName, Task],
+        round: Round,
+    ) -> CandidateFile:
+        """The update that this site sends instead, having seen those of the others."""
+        assert self.malfunction is not None
+        out = self.folder / "attack"
+        self.local_site.write_corrupted(
+            self.malfunction,
+            base=self.model,
+            carry=self.carry_before,
+            own=self.own,
+            round=round,
+            out=out,
+            colluders=colluders,
+            honest=honest,
+            tasks=tasks,
+        )
+        return replace(update, path=str(out), digest=_digest(out))
+
+    def close(self, round: Round, peers: Sequence[CandidateFile], measure: bool) -> None:
+        """Judge the peers' updates and merge the accepted ones."""
+        judged = self.local_site.judge(
             own=self.own, before=self.model, peers=peers, round=round, state=self.rule_state
         )
         self.rule_state = judged.state
         by_peer = {candidate.peer: candidate for candidate in peers}
         accepted = [(by_peer[v.peer], v.weight) for v in judged.verdicts if v.accepted]
         merged_file = self.folder / "merged"
-        merged = self.site.merge(
-            own=self.own, accepted=accepted, round=round, out=merged_file, measure=measure
+        merged = self.local_site.merge(
+            own=self.own,
+            accepted=accepted,
+            round=round,
+            out=merged_file,
+            worth=self.worth,
+            measure=measure,
         )
         merged_file.replace(self.model)
+        self.worth = merged.worth
         self.rounds.append(
-            SimRound(round, self.trained, merged.metrics, judged.verdicts, merged.harm)
+            SimulatedRound(
+                round,
+                self.trained,
+                merged.metrics,
+                judged.verdicts,
+                merged.harm,
+                worth=merged.worth,
+            )
         )
+
+    def skip(self, round: Round, measure: bool) -> None:
+        """A round in which this site does not take part: it keeps its model."""
+        metrics = self.local_site.measure(self.model) if measure else {}
+        self.rounds.append(SimulatedRound(round, metrics, metrics, (), takes_part=False))
 
     def close_alone(self, round: Round) -> None:
         shutil.copyfile(self.own, self.model)
-        self.rounds.append(SimRound(round, self.trained, self.trained, ()))
+        self.rounds.append(SimulatedRound(round, self.trained, self.trained, ()))
 
 
-def simulate(spec: Spec, progress: Progress = lambda done, total: None) -> SimResult:
-    """Run all rounds; `progress` counts the rounds of single sites."""
+@dataclass(frozen=True, slots=True)
+class GivenFunctions:
+    """Functions of the caller, which no name stands for; they cannot cross a process border."""
+
+    task: Callable[..., Any] | None = None
+    """Instead of the task's entry."""
+    attack: Attack | None = None
+    """Instead of the function that the malfunction's kind names."""
+    rule: Callable[..., Any] | None = None
+    """Instead of the rule of that name."""
+
+
+def simulate(
+    spec: SimulationSpec,
+    progress: Progress = lambda done, total: None,
+    functions: GivenFunctions | None = None,
+) -> SimulationResult:
+    """Run all rounds; `progress` counts one step per site and round."""
     total = spec.rounds * len(spec.sites)
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
-        seats = take_seats(spec, Path(folder))
+        sites = make_sites(spec, Path(folder), functions)
+        update_bytes = 0
         for number in range(spec.rounds):
             round = Round(number)
             measure = number == spec.rounds - 1 or not spec.final_only
-            sent = []
-            for place, (name, seat) in enumerate(seats.items(), start=1):
-                sent.append(seat.train(name, round, measure))
-                progress(number * len(seats) + place, total)
-            for name, seat in seats.items():
-                if spec.rule.alone:
-                    seat.close_alone(round)
+            trained = []
+            for place, (name, site) in enumerate(sites.items(), start=1):
+                if spec.takes_part(name, round):
+                    trained.append(site.train(name, round, measure))
                 else:
-                    seat.close(round, [one for one in sent if one.peer != name], measure)
-        update_bytes = Path(sent[0].path).stat().st_size
-        return SimResult({name: seat.rounds for name, seat in seats.items()}, update_bytes)
+                    site.skip(round, measure)
+                progress(number * len(sites) + place, total)
+            sent = _attacked(sites, trained, round)
+            for candidate in sent:
+                peers = [one for one in sent if one is not candidate]
+                if spec.rule.alone or not peers:
+                    sites[candidate.peer].close_alone(round)
+                else:
+                    sites[candidate.peer].close(round, peers, measure)
+            update_bytes = Path(sent[0].path).stat().st_size if sent else update_bytes
+        return SimulationResult({name: site.rounds for name, site in sites.items()}, update_bytes)
 
 
-def take_seats(spec: Spec, folder: Path) -> dict[PeerName, Seat]:
-    from lightyear_node.worker.site import Site
-    from lightyear_node.worker.task import build_task
+def _attacked(
+    sites: Mapping[PeerName, SimulatedSite], trained: Sequence[CandidateFile], round: Round
+) -> list[CandidateFile]:
+    """Replace the updates of attacking sites, each of which sees what all others trained."""
+    colluders = [one for one in trained if sites[one.peer].attacks]
+    honest = [one for one in trained if sites[one.peer].malfunction is None]
+    tasks = {name: site.local_site.task for name, site in sites.items()}
+    return [
+        sites[one.peer].attack(one, [c for c in colluders if c is not one], honest, tasks, round)
+        if one in colluders
+        else one
+        for one in trained
+    ]
 
-    seats = {}
-    for index, name in enumerate(sorted(spec.sites)):
-        context = {
-            "site_name": name,
-            "site_index": index,
-            "site_count": len(spec.sites),
-            "seed": spec.seed,
-        }
-        task = build_task(spec.task.entry, spec.task.args, context)
+
+def make_sites(
+    spec: SimulationSpec, folder: Path, functions: GivenFunctions | None = None
+) -> dict[PeerName, SimulatedSite]:
+    """Build every site's task and write its initial model below `folder`."""
+    from lightyear_node.lab.faulty_site import FaultySite
+
+    given = functions or GivenFunctions()
+    success = _success(spec, given.attack)
+    sites = {}
+    for name, task in _tasks(spec, given.task).items():
         malfunction = spec.malfunctions.get(name)
-        site = Site(
+        local = FaultySite(
             task,
             name=name,
             seed=spec.seed,
@@ -242,50 +244,110 @@ def take_seats(spec: Spec, folder: Path) -> dict[PeerName, Seat]:
             rounds=spec.rounds,
             exchange=spec.exchange,
             malfunction=malfunction,
+            attack=given.attack,
+            sees_others=True,
+            rule_function=given.rule,
+            success=success if malfunction is None else None,
             tolerant=True,
         )
-        seat = Seat(site, folder / name)
-        seat.folder.mkdir()
-        site.write_initial(seat.model)
-        seats[name] = seat
-    return seats
+        site = SimulatedSite(local, folder / name, malfunction)
+        site.folder.mkdir()
+        local.write_initial(site.model)
+        sites[name] = site
+    return sites
+
+
+def _success(
+    spec: SimulationSpec, given: Attack | None
+) -> Callable[[nn.Module, Task], float] | None:
+    """How the success of an attack is measured at the honest sites; of several, the first."""
+    from lightyear_node.lab.malfunction_plugins import load_plugin
+
+    for _, malfunction in sorted(spec.malfunctions.items()):
+        if (
+            not malfunction.built_in
+            and (plugin := load_plugin(malfunction, given)).measures_success
+        ):
+            return plugin.success
+    return None
+
+
+def _tasks(spec: SimulationSpec, given: Callable[..., Any] | None) -> dict[PeerName, Task]:
+    """The sites' tasks by name, in sorted order; `given` replaces the entry's function."""
+    from lightyear_node.worker.task import build_task, load_builder
+
+    entry, arguments, names = spec.task.entry, spec.task.args, sorted(spec.sites)
+    if entry is None or isinstance(arguments, tuple):
+        raise ConfigError(
+            f"{spec.task.name} cannot be simulated: only a `Task` can (`task.entry`)",
+            hint="run it in a federation of nodes",
+        )
+    builder = load_builder(entry) if given is None else given
+
+    def build(name: PeerName, index: int) -> Task:
+        context = {
+            "site_name": name,
+            "site_index": index,
+            "site_count": len(names),
+            "seed": spec.seed,
+        }
+        return build_task(entry, builder, arguments, context)
+
+    if spec.partition is None:
+        return {name: build(name, index) for index, name in enumerate(names)}
+    from lightyear_node.lab.repartition import repartitioned, same_at_every_site
+
+    # A task that does not depend on the site has all data: once is enough.
+    kept = names[:1] if same_at_every_site(builder) else names
+    tasks = [build(name, index) for index, name in enumerate(kept)]
+    divided = repartitioned(tasks, len(names), spec.partition, spec.seed)
+    return dict(zip(names, divided, strict=True))
 
 
 def _digest(path: Path) -> Digest:
-    from lightyear_node.store import hash_file
+    from lightyear_node.storage.blobs import hash_file
 
     return hash_file(path)[0]
 
 
-def simulate_apart(
-    specs: Sequence[Spec], progress: Progress = lambda done, total: None
-) -> list[SimResult]:
-    """The same in a child process, so that its memory is free again when this returns."""
-    with Apart(specs) as apart:
-        return apart.results(progress)
+def simulate_in_child(
+    specs: Sequence[SimulationSpec],
+    progress: Progress = lambda done, total: None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> list[SimulationResult]:
+    """Simulate in a child process, which frees its memory when it ends."""
+    with SimulationProcess(specs, environment=environment) as process:
+        return process.results(progress)
 
 
-class Apart:
+class SimulationProcess:
     """Simulations in a child process, which ends with the context.
 
-    It begins at once and needs nobody until its results are wanted.  With `yielding` it leaves the
-    cores to whatever else runs.
+    The child starts at once; `results` collects its answers.  With `yielding` it runs at low
+    priority.  `environment` replaces the default, `package_environment()`.
     """
 
-    def __init__(self, specs: Sequence[Spec], *, yielding: bool = False) -> None:
-        # Ours, not the child's: it may be ended before it can clear up.
+    def __init__(
+        self,
+        specs: Sequence[SimulationSpec],
+        *,
+        yielding: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        # Owned by the parent, because the child may be killed before it can clean up.
         self._folder = tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX)
         self._child = subprocess.Popen(
             [sys.executable, "-m", __name__, *(["--yielding"] if yielding else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**package_environment(), "TMPDIR": self._folder.name},
-            # Ctrl-C at the terminal is for us; we end the child.
+            env={**(environment or package_environment()), "TMPDIR": self._folder.name},
+            # Ctrl-C in the terminal goes to the parent only, which then ends the child.
             start_new_session=True,
         )
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `results` says why it is gone
+        with contextlib.suppress(BrokenPipeError):  # `results` reports why it ended
             self._child.stdin.write(json.dumps([spec.to_plain() for spec in specs]))
             self._child.stdin.close()
 
@@ -304,8 +366,8 @@ class Apart:
         self._child.stdout.close()
         self._folder.cleanup()
 
-    def results(self, progress: Progress = lambda done, total: None) -> list[SimResult]:
-        """One for each spec; blocks until the last is there."""
+    def results(self, progress: Progress = lambda done, total: None) -> list[SimulationResult]:
+        """Wait for the child; return one result per spec."""
         assert self._child.stdout is not None
         answer: dict[str, Any] = {}
         for line in self._child.stdout:
@@ -318,7 +380,7 @@ class Apart:
             raise kind(answer["message"], hint=answer["hint"])
         if "ok" not in answer:
             raise LabError(f"the simulation ended with exit code {code}")
-        return [SimResult.of(plain) for plain in answer["ok"]]
+        return [SimulationResult.of(plain) for plain in answer["ok"]]
 
 
 def answer_jobs(
@@ -327,50 +389,50 @@ def answer_jobs(
     run: Callable[[Any, Progress], Any],
     steps: Callable[[Any], int],
 ) -> None:
-    """The child's side: one line of JSON for every step, and one for the end.
+    """Run jobs in the child; write one line of JSON per step, and one with the result or error.
 
-    `run` does one job, of which `steps` tells the length.
+    `run` executes one job; `steps` returns its number of steps.
     """
 
-    def say(**answer: Any) -> None:
+    def send(**answer: Any) -> None:
         answers.write(json.dumps(answer) + "\n")
 
     results = []
     try:
         import torch
 
-        # The models of a trial are small: more threads would only wait for each other.
+        # The models are small: more threads would slow each other down.
         torch.set_num_threads(1)
-        # As the worker has it: a simulation must give the same bits.
+        # As in the worker: a simulation must give the same bits.
         torch.set_flush_denormal(True)
         total, before = sum(map(steps, jobs)), 0
         for job in jobs:
 
             def step(done: int, of: int, before: int = before) -> None:
-                say(progress=[before + done, total])
+                send(progress=[before + done, total])
 
             results.append(run(job, step))
             before += steps(job)
     except LightyearError as problem:
         kind = "config" if isinstance(problem, ConfigError) else "failed"
-        say(error=kind, message=str(problem), hint=problem.hint)
+        send(error=kind, message=str(problem), hint=problem.hint)
         sys.exit(problem.exit_code)
-    say(ok=results)
+    send(ok=results)
 
 
 def answer_all(jobs: Sequence[Any], answers: TextIO) -> None:
-    """Simulate each spec, as plain values."""
+    """Simulate each spec; specs and results are plain values."""
     answer_jobs(
         jobs,
         answers,
-        lambda job, progress: simulate(Spec.of(job), progress).to_plain(),
+        lambda job, progress: simulate(SimulationSpec.of(job), progress).to_plain(),
         lambda job: job["rounds"] * len(job["sites"]),
     )
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    # Whatever the task prints must not come between the answers.
+    # What the task prints goes to stderr, not between the answers.
     os.dup2(2, 1)
     if "--yielding" in sys.argv[1:]:
         os.nice(YIELDING_NICE)

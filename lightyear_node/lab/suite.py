@@ -1,10 +1,9 @@
-"""The file that says which experiments to run: tasks × rules × malfunctions × counts × seeds.
+"""The suite file: experiments as tasks × rules × malfunctions × counts × seeds.
 
-Read as strictly as the node's own files: an unknown key, task, rule or malfunction is refused with
-its line and the nearest name, before anything runs.  What a grid expands to is `jobs`' business.
-Neither torch nor numpy is loaded here, so the names of rules and malfunctions are written out; a
-test compares them with those that exist.  A rule of an installed package is known by its name only:
-its options are looked at when it runs.
+Read strictly, like the node's own files: an unknown key, task, rule or malfunction is refused with
+its line and the nearest name.  `jobs` expands the grids.  Neither torch nor numpy is loaded here,
+so the names of rules are listed; a test compares them with the code.  Of a rule or malfunction from
+an installed package only the name is checked; its options are checked when it runs.
 """
 
 from __future__ import annotations
@@ -18,16 +17,18 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from lightyear_node import strict_yaml
-from lightyear_node.config.agreement import SITES_MAX, ExchangeTerms, RuleTerms
-from lightyear_node.config.fields import Frozen, Name
-from lightyear_node.config.site import Malfunction, TaskEntry
+from lightyear_node.config import strict_yaml
+from lightyear_node.config.federation import SITES_MAX, ExchangeConfig, RuleConfig
+from lightyear_node.config.fields import FrozenModel, Name
+from lightyear_node.config.node import TaskConfig
 from lightyear_node.config.validation import validated
 from lightyear_node.errors import ConfigError
-from lightyear_node.tasks import BUILT_IN
+from lightyear_node.lab.malfunctions import MalfunctionConfig, is_known, known_malfunctions
+from lightyear_node.lab.partition import PartitionConfig
+from lightyear_node.lab.tasks import BUILT_IN
 
 NONE = "none"
-"""In place of a malfunction: every site is honest."""
+"""Instead of a malfunction: every site is honest."""
 RULES = (
     "local",
     "fedavg",
@@ -41,23 +42,15 @@ RULES = (
     "scclip",
     "lightyear",
 )
-MALFUNCTIONS = (
-    "ana",
-    "sfa",
-    "random",
-    "dynamic",
-    "noise",
-    "nan",
-    "head-flip",
-    "head-scale",
-    "bias-shift",
-    "label-flip",
-    "stale",
-    "free-rider",
-)
 RULES_GROUP = "lightyear_node.rules"
-"""Under this name packages that are installed announce rules of their own."""
+"""Entry point group of the rules in installed packages."""
 DATA_ARGUMENT = "data"
+
+
+def known_rules() -> tuple[str, ...]:
+    """Names of the built-in rules, then of those in installed packages."""
+    installed = {point.name for point in entry_points(group=RULES_GROUP)}
+    return (*RULES, *sorted(installed - set(RULES)))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -70,9 +63,15 @@ def _one_of(what: str, word: str, known: Iterable[str]) -> None:
         raise ValueError(f"there is no {what} `{word}`: {nearest(word, known)}")
 
 
-def _known_kind(malfunction: Malfunction) -> Malfunction:
-    _one_of("malfunction", malfunction.kind, (NONE, *MALFUNCTIONS))
-    return malfunction
+def _known_kind(malfunction: MalfunctionConfig) -> MalfunctionConfig:
+    if malfunction.kind == NONE:
+        return malfunction
+    if not is_known(malfunction.kind):
+        _one_of("malfunction", malfunction.kind, (NONE, *known_malfunctions()))
+    try:
+        return malfunction.checked()
+    except ConfigError as problem:
+        raise ValueError(str(problem)) from None
 
 
 def _kind_alone(value: object) -> object:
@@ -80,21 +79,22 @@ def _kind_alone(value: object) -> object:
 
 
 MalfunctionChoice = Annotated[
-    Malfunction, BeforeValidator(_kind_alone), AfterValidator(_known_kind)
+    MalfunctionConfig, BeforeValidator(_kind_alone), AfterValidator(_known_kind)
 ]
+PartitionChoice = Annotated[PartitionConfig, BeforeValidator(_kind_alone)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class RuleChoice(Frozen):
-    """A rule as the suite names it: its terms, and what tables call it."""
+class RuleChoice(FrozenModel):
+    """A rule of the suite: its terms, and its label in tables."""
 
-    terms: RuleTerms
+    terms: RuleConfig
     label: str = Field(min_length=1, max_length=80)
 
     @model_validator(mode="before")
     @classmethod
-    def _label_beside_terms(cls, value: object) -> object:
-        """Users write one mapping, or just a name."""
+    def _split_label_and_terms(cls, value: object) -> object:
+        """In the file a rule is one mapping, or just a name."""
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, Mapping) or "name" not in given:
             raise ValueError("a rule is a name, or a mapping with `name`")
@@ -103,29 +103,30 @@ class RuleChoice(Frozen):
 
     @field_validator("terms")
     @classmethod
-    def _known_rule(cls, terms: RuleTerms) -> RuleTerms:
-        installed = sorted(point.name for point in entry_points(group=RULES_GROUP))
-        _one_of("rule", terms.name, (*RULES, *installed))
+    def _known_rule(cls, terms: RuleConfig) -> RuleConfig:
+        _one_of("rule", terms.name, known_rules())
         return terms
 
 
-class _OnTask(Frozen):
-    """What grids and acceptance measurements share: a task, and how many sites train it."""
+class _OnTask(FrozenModel):
+    """Fields that grids and acceptance measurements share."""
 
     task: str
     args: dict[str, Any] = Field(default_factory=dict)
     clients: int = Field(ge=2, le=SITES_MAX)
     malfunctions: tuple[MalfunctionChoice, ...] = Field(
-        default=(Malfunction(kind=NONE),), min_length=1
+        default=(MalfunctionConfig(kind=NONE),), min_length=1
     )
     seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
-    exchange: ExchangeTerms = ExchangeTerms()
+    exchange: ExchangeConfig = ExchangeConfig()
+    partition: PartitionChoice | None = None
+    """Divide the task's data among the clients again."""
 
     @field_validator("task")
     @classmethod
     def _known_task(cls, task: str) -> str:
         if ":" in task:
-            TaskEntry(entry=task)
+            TaskConfig(entry=task)
         else:
             _one_of("built-in task", task, BUILT_IN)
         return task
@@ -135,30 +136,32 @@ class _OnTask(Frozen):
     def _plain_arguments(cls, args: dict[str, Any]) -> dict[str, Any]:
         if DATA_ARGUMENT in args:
             raise ValueError(
-                "`data` does not belong into a suite, which others may want to run:"
+                "`data` is not allowed in a suite, because suites are shared:"
                 " name the directory with --data or LIGHTYEAR_DATA"
             )
         try:
             json.dumps(args, allow_nan=False)
         except (TypeError, ValueError):
-            raise ValueError("arguments are numbers, words, booleans, lists and mappings") from None
+            raise ValueError(
+                "arguments are numbers, strings, booleans, lists or mappings"
+            ) from None
         return args
 
     @property
-    def entry(self) -> TaskEntry:
+    def entry(self) -> TaskConfig:
         built_in = BUILT_IN.get(self.task)
-        return TaskEntry(entry=built_in.entry if built_in else self.task, args=self.args)
+        return TaskConfig(entry=built_in.entry if built_in else self.task, args=self.args)
 
 
 def _with_defaults(value: object, *keys: str) -> object:
-    """What the file leaves out is the built-in task's own; other tasks have no such defaults."""
+    """Fill in the defaults of a built-in task; other tasks have none."""
     if not isinstance(value, Mapping) or value.get("task") not in BUILT_IN:
         return value
     built_in = BUILT_IN[value["task"]]
     return {**{key: getattr(built_in, key) for key in keys}, **value}
 
 
-class Grid(_OnTask):
+class ExperimentGrid(_OnTask):
     """Every rule under every malfunction, with every number of bad clients and every seed."""
 
     name: Name
@@ -166,6 +169,10 @@ class Grid(_OnTask):
     metric: str = Field(min_length=1)
     rules: tuple[RuleChoice, ...] = Field(min_length=1)
     bad: tuple[int, ...] = ()
+    participation: float = Field(default=1.0, gt=0, le=1)
+    """Probability with which a client takes part in a round."""
+    curves: bool = True
+    """Measure after every round, not only after the last; results are the same."""
 
     @model_validator(mode="before")
     @classmethod
@@ -173,7 +180,7 @@ class Grid(_OnTask):
         return _with_defaults(value, "clients", "rounds", "metric")
 
     @model_validator(mode="after")
-    def _sensible(self) -> Grid:
+    def _sensible(self) -> ExperimentGrid:
         for count in self.bad:
             if not 1 <= count < self.clients:
                 raise ValueError(
@@ -183,9 +190,9 @@ class Grid(_OnTask):
         kinds = [one.kind for one in self.malfunctions if one.kind != NONE]
         if kinds and not self.bad:
             raise ValueError(f"`bad` is empty: how many clients have the malfunction {kinds[0]}?")
-        seen: dict[str, RuleTerms] = {}
+        seen: dict[str, RuleConfig] = {}
         for rule in self.rules:
-            # Without a label of its own a rule is told apart by its terms, wherever it is shown.
+            # Rules without a label are distinguished by their terms.
             if rule.label == rule.terms.name:
                 continue
             if seen.setdefault(rule.label, rule.terms) != rule.terms:
@@ -194,7 +201,7 @@ class Grid(_OnTask):
 
 
 class AcceptanceBlock(_OnTask):
-    """Which messages would be accepted, judged in these rounds of an honest federation."""
+    """A measurement of which messages are accepted in these rounds of an honest federation."""
 
     rounds: tuple[Annotated[int, Field(ge=0, lt=1_000_000)], ...] = Field(min_length=1)
 
@@ -204,10 +211,10 @@ class AcceptanceBlock(_OnTask):
         return _with_defaults(value, "clients")
 
 
-class Suite(Frozen):
+class Suite(FrozenModel):
     name: Name
     about: str = ""
-    grids: tuple[Grid, ...] = ()
+    grids: tuple[ExperimentGrid, ...] = ()
     acceptance: tuple[AcceptanceBlock, ...] = ()
 
     @model_validator(mode="after")
@@ -232,5 +239,5 @@ def load_suite(path: Path) -> Suite:
     try:
         return validated(Suite, document.values, document)
     except ConfigError as problem:
-        # `terms` is our word: in the file a rule's settings stand beside its name.
+        # In the file a rule's terms are beside its name, without a key `terms`.
         raise ConfigError(str(problem).replace(".terms.", "."), hint=problem.hint) from None

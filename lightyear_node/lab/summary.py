@@ -1,10 +1,9 @@
-"""Numbers out of rows: means, spreads, paired differences, counts of verdicts.  Pure.
+"""Statistics of result rows: means, spreads, paired differences, counts of verdicts.  Pure.
 
 Scores are in percent.  A mean is the mean over seeds of the mean over clients.  The spread over
-clients is the population's standard deviation (the federation is all the clients there are) within
-a seed, averaged over seeds; the spread over seeds is the sample's standard deviation of the
-per-seed means (other seeds could have been drawn).  A client whose score is not a finite number has
-diverged: it is left out of the mean and counted.
+clients is the population standard deviation within a seed, averaged over seeds; the spread over
+seeds is the sample standard deviation of the per-seed means.  A client whose score is not finite
+has diverged: it is left out of the mean and counted.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 from typing import Literal
 
-from lightyear_node.lab.rows import ALONE, NO_FAULT, Fault, Row, Setting
+from lightyear_node.lab.results_reader import ALONE, NO_FAULT, FaultSetting, JobRow, Setting
 
 Population = Literal["all", "honest"]
 Values = Mapping[int, Sequence[float | None]]
@@ -26,12 +25,12 @@ Values = Mapping[int, Sequence[float | None]]
 class Stat:
     mean: float | None
     std_clients: float | None
-    """None where no seed has two clients to differ."""
+    """None if no seed has two clients."""
     std_seeds: float | None
     """None with fewer than two seeds."""
     seeds: int
     clients: int
-    """Client scores in all, the diverged ones included."""
+    """Number of client scores, diverged ones included."""
     diverged: int
 
 
@@ -50,19 +49,19 @@ class Cell:
     """One rule in one case: a row for each seed."""
 
     label: str
-    fault: Fault
+    fault: FaultSetting
     bad: int
-    rows: Sequence[Row]
+    rows: Sequence[JobRow]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one table is about: runs of one grid that can be compared with each other."""
+    """Comparable runs of one grid: the subject of one table."""
 
     grid: str
     setting: Setting
     metric: str
-    rows: Sequence[Row]
+    rows: Sequence[JobRow]
 
     @property
     def title(self) -> str:
@@ -73,21 +72,21 @@ class Section:
         return sorted({row.seed for row in self.rows})
 
     @property
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[FaultSetting]:
         found = {row.fault for row in self.rows} - {NO_FAULT}
         return sorted(found, key=lambda fault: fault.order)
 
     @property
     def labels(self) -> list[str]:
-        """Of the rules that listen to peers, in the order of the tables."""
+        """Labels of the rules, without local-only training, in the order of the tables."""
         orders = {row.label: row.rule_order for row in self.rows if row.rule != ALONE}
         return sorted(orders, key=lambda label: orders[label])
 
-    def bads(self, fault: Fault) -> list[int]:
+    def bads(self, fault: FaultSetting) -> list[int]:
         return sorted({row.bad for row in self.rows if row.fault == fault})
 
-    def cells(self) -> dict[tuple[str, Fault, int], Cell]:
-        by_place: dict[tuple[str, Fault, int], dict[int, Row]] = defaultdict(dict)
+    def cells(self) -> dict[tuple[str, FaultSetting, int], Cell]:
+        by_place: dict[tuple[str, FaultSetting, int], dict[int, JobRow]] = defaultdict(dict)
         for row in self.rows:
             by_place[row.label, row.fault, row.bad][row.seed] = row
         return {
@@ -96,9 +95,9 @@ class Section:
         }
 
 
-def sections(rows: Sequence[Row]) -> list[Section]:
-    """A grid name that stands for several settings (a suite that was changed) is told apart."""
-    by_place: dict[tuple[str, Setting, str], list[Row]] = defaultdict(list)
+def sections(rows: Sequence[JobRow]) -> list[Section]:
+    """Group rows into sections; a grid that has several settings gets one section for each."""
+    by_place: dict[tuple[str, Setting, str], list[JobRow]] = defaultdict(list)
     settings: dict[tuple[str, str], set[Setting]] = defaultdict(set)
     for row in rows:
         by_place[row.grid, row.setting, row.metric].append(row)
@@ -108,13 +107,13 @@ def sections(rows: Sequence[Row]) -> list[Section]:
         several = len(settings[setting.task, grid]) > 1
         extra = ""
         if several:
-            args = f", {setting.args}" if told_args(setting) else ""
+            args = f", {setting.args}" if shown_args(setting) else ""
             extra = f" ({setting.clients} clients, {setting.rounds} rounds{args})"
         found.append(Section(grid + extra, setting, metric, members))
     return sorted(found, key=lambda one: (one.setting.task, one.grid != "main", one.grid))
 
 
-def told_args(setting: Setting) -> str:
+def shown_args(setting: Setting) -> str:
     return "" if setting.args in (None, "{}") else str(setting.args)
 
 
@@ -134,7 +133,7 @@ def stat(values: Values) -> Stat:
     )
 
 
-def scores(rows: Iterable[Row], population: Population) -> Values:
+def scores(rows: Iterable[JobRow], population: Population) -> Values:
     """Final scores in percent."""
     return {
         row.seed: [
@@ -146,7 +145,7 @@ def scores(rows: Iterable[Row], population: Population) -> Values:
     }
 
 
-def counts(rows: Iterable[Row]) -> Counts:
+def counts(rows: Iterable[JobRow]) -> Counts:
     natures = {"honest": [0, 0], "malfunctioning": [0, 0]}
     for row in rows:
         for nature, sums in natures.items():
@@ -158,38 +157,38 @@ def counts(rows: Iterable[Row]) -> Counts:
 
 
 class References:
-    """Finds, for a run, the run that it is to be compared with: same setting, same seed."""
+    """Finds the run that a run is compared with: same setting, same seed."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._alone: dict[tuple[Setting, int], dict[str, Row]] = defaultdict(dict)
-        self._clean: dict[tuple[Setting, int, str, str], dict[str, Row]] = defaultdict(dict)
+    def __init__(self, rows: Iterable[JobRow]) -> None:
+        self._alone: dict[tuple[Setting, int], dict[str, JobRow]] = defaultdict(dict)
+        self._clean: dict[tuple[Setting, int, str, str], dict[str, JobRow]] = defaultdict(dict)
         for row in rows:
             if row.rule == ALONE:
                 self._alone[row.setting, row.seed][row.grid] = row
             elif row.fault == NO_FAULT:
                 self._clean[self._place(row)][row.grid] = row
 
-    def alone(self, row: Row) -> Row | None:
+    def alone(self, row: JobRow) -> JobRow | None:
         return self._nearest(self._alone.get((row.setting, row.seed), {}), row)
 
-    def clean(self, row: Row) -> Row | None:
-        """The same rule, with nobody malfunctioning."""
+    def clean(self, row: JobRow) -> JobRow | None:
+        """The same rule without malfunction."""
         return self._nearest(self._clean.get(self._place(row), {}), row)
 
     @staticmethod
-    def _place(row: Row) -> tuple[Setting, int, str, str]:
+    def _place(row: JobRow) -> tuple[Setting, int, str, str]:
         return (row.setting, row.seed, row.rule, repr(sorted(row.terms.items())))
 
     @staticmethod
-    def _nearest(by_grid: Mapping[str, Row], row: Row) -> Row | None:
+    def _nearest(by_grid: Mapping[str, JobRow], row: JobRow) -> JobRow | None:
         if row.grid in by_grid or row.setting.args is None:
-            # Without the task's arguments another grid's runs may be of another network.
+            # Without the task's arguments, another grid may have used another network.
             return by_grid.get(row.grid)
         return next((by_grid[name] for name in sorted(by_grid)), None)
 
 
-def differences(rows: Iterable[Row], reference: Callable[[Row], Row | None]) -> Values:
-    """Honest clients' final score minus the same clients' in the reference run, percent points."""
+def differences(rows: Iterable[JobRow], reference: Callable[[JobRow], JobRow | None]) -> Values:
+    """Honest clients' final score minus theirs in the reference run, in percentage points."""
     found: dict[int, list[float | None]] = {}
     for row in rows:
         other = reference(row)
@@ -208,7 +207,7 @@ def _minus(score: float | None, before: float | None) -> float | None:
     return None if score is None or before is None else 100 * (score - before)
 
 
-def alone_of(section: Section, references: References) -> list[Row]:
-    """The local-only runs that belong to a section, its own or another grid's of the setting."""
+def alone_of(section: Section, references: References) -> list[JobRow]:
+    """The local-only runs for a section: its own, or another grid's with the same setting."""
     found = {row.seed: references.alone(row) for row in section.rows}
     return [row for _, row in sorted(found.items()) if row is not None]

@@ -1,7 +1,7 @@
-"""The paper's tables from our rows: a line for each rule, a column for each number of bad clients.
+"""The paper's tables from our rows: a line per rule, a column per number of bad clients.
 
-Tables are plain records of plain text here; `typeset.py` writes them as Markdown and LaTeX.
-The long form for other programs is `long_rows`.
+Tables are records of plain text; `table_formats` writes them as Markdown, LaTeX and HTML.
+`long_rows` is the long form for other programs.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lightyear_node.lab import paper
-from lightyear_node.lab.rows import CLEAN, NO_FAULT, Experiment, Fault, Row
+from lightyear_node.lab import paper_numbers
+from lightyear_node.lab.results_reader import CLEAN, NO_FAULT, Experiment, FaultSetting, JobRow
 from lightyear_node.lab.summary import (
     Cell,
     Counts,
@@ -23,8 +23,8 @@ from lightyear_node.lab.summary import (
     differences,
     scores,
     sections,
+    shown_args,
     stat,
-    told_args,
 )
 
 MISSING = "·"
@@ -45,7 +45,7 @@ POPULATIONS: Mapping[Population, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableEntry:
     text: str
     bold: bool = False
 
@@ -54,9 +54,9 @@ class Entry:
 class Table:
     title: str
     columns: Sequence[str]
-    lines: Sequence[Sequence[Entry]]
+    lines: Sequence[Sequence[TableEntry]]
     over: str = ""
-    """What the columns count."""
+    """Common heading of the columns."""
     notes: Sequence[str] = ()
 
 
@@ -73,7 +73,7 @@ def chapters(experiment: Experiment) -> list[Chapter]:
 
 
 def long_rows(experiment: Experiment) -> list[list[str]]:
-    """One line per rule, case and population, in percent; an empty field is "there is none"."""
+    """One line per rule, case and population, in percent; empty fields have no value."""
     lines = []
     for section in sections(experiment.rows):
         for cell in section.cells().values():
@@ -81,10 +81,10 @@ def long_rows(experiment: Experiment) -> list[list[str]]:
             for population in POPULATIONS:
                 found = stat(scores(cell.rows, population))
                 # The paper's means are over all clients.
-                theirs = paper.number(cell.rows[0]) if population == "all" else None
+                theirs = paper_numbers.number(cell.rows[0]) if population == "all" else None
                 lines.append(
                     [
-                        *(section.setting.task, section.grid, cell.label, cell.fault.kind),
+                        *(section.setting.task, section.grid, cell.label, cell.fault.name),
                         *("" if cell.fault.scale is None else f"{cell.fault.scale:g}",),
                         *(str(cell.bad), population, str(found.seeds)),
                         *map(_decimal, (found.mean, found.std_clients, found.std_seeds)),
@@ -107,7 +107,7 @@ def _chapter(section: Section, references: References) -> Chapter:
         tables.insert(0, _overview(section, references))
     for fault in section.faults:
         tables += [_scores(section, fault, population) for population in POPULATIONS]
-        tables += filter(None, [_beside_the_paper(section, fault)])
+        tables += filter(None, [_paper_comparison(section, fault)])
         tables += [
             _differences(section, fault, "local-only training", references.alone),
             _differences(section, fault, "the same rule without malfunction", references.clean),
@@ -119,13 +119,17 @@ def _chapter(section: Section, references: References) -> Chapter:
         f" {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))};"
         f" {section.metric} in percent"
     )
-    if told_args(setting):
-        about += f"; task arguments {told_args(setting)}"
+    if shown_args(setting):
+        about += f"; task arguments {shown_args(setting)}"
+    if setting.partition:
+        about += f"; partition {setting.partition}"
+    if setting.participation < 1:
+        about += f"; participation {setting.participation:g}"
     return Chapter(section.title, about + ".", [table for table in tables if table.lines])
 
 
 def _references(section: Section, references: References) -> Table:
-    """What a rule gives when nobody malfunctions, and what a client learns alone."""
+    """Scores of each rule without malfunction, and of local-only training."""
     cells = section.cells()
     runs = {"local only": alone_of(section, references)}
     for label in section.labels:
@@ -134,7 +138,7 @@ def _references(section: Section, references: References) -> Table:
             runs[label] = list(cell.rows)
     stats = {label: stat(scores(rows, "all")) for label, rows in runs.items() if rows}
     best = _best(stats.values())
-    lines = [[Entry(label), _entry(found, section, best)] for label, found in stats.items()]
+    lines = [[TableEntry(label), _entry(found, section, best)] for label, found in stats.items()]
     return Table(
         f"{section.title}: no malfunction",
         ["rule", section.metric],
@@ -143,22 +147,22 @@ def _references(section: Section, references: References) -> Table:
     )
 
 
-def _scores(section: Section, fault: Fault, population: Population) -> Table:
+def _scores(section: Section, fault: FaultSetting, population: Population) -> Table:
     return _by_bad(
         section,
         fault,
-        f"{section.title}: {fault.words}, {POPULATIONS[population]}",
+        f"{section.title}: {fault.text}, {POPULATIONS[population]}",
         lambda cell: stat(scores(cell.rows, population)),
     )
 
 
 def _differences(
-    section: Section, fault: Fault, what: str, reference: Callable[[Row], Row | None]
+    section: Section, fault: FaultSetting, what: str, reference: Callable[[JobRow], JobRow | None]
 ) -> Table:
     return _by_bad(
         section,
         fault,
-        f"{section.title}: {fault.words}, honest clients minus {what}, percentage points",
+        f"{section.title}: {fault.text}, honest clients minus {what}, percentage points",
         lambda cell: stat(differences(cell.rows, reference)),
         signed=True,
     )
@@ -166,7 +170,7 @@ def _differences(
 
 def _by_bad(
     section: Section,
-    fault: Fault,
+    fault: FaultSetting,
     title: str,
     measure: Callable[[Cell], Stat],
     *,
@@ -181,7 +185,7 @@ def _by_bad(
     }
     best = {bad: _best(stats[at] for at in stats if at[1] == bad) for bad in bads}
     lines = [
-        [Entry(label)]
+        [TableEntry(label)]
         + [_entry(stats.get((label, bad)), section, best[bad], signed=signed) for bad in bads]
         for label in section.labels
         if any((label, bad) in stats for bad in bads)
@@ -196,35 +200,38 @@ def _by_bad(
     )
 
 
-def _beside_the_paper(section: Section, fault: Fault) -> Table | None:
+def _paper_comparison(section: Section, fault: FaultSetting) -> Table | None:
     cells, bads = section.cells(), section.bads(fault)
     lines, known = [], False
     for label in section.labels:
-        line = [Entry(label)]
+        line = [TableEntry(label)]
         for bad in bads:
             cell = cells.get((label, fault, bad))
             if cell is None:
-                line.append(Entry(MISSING))
+                line.append(TableEntry(MISSING))
                 continue
-            ours, theirs = stat(scores(cell.rows, "all")), paper.number(cell.rows[0])
+            ours, theirs = stat(scores(cell.rows, "all")), paper_numbers.number(cell.rows[0])
             known = known or theirs is not None
             line.append(
-                Entry(f"{_plain(ours.mean)} / {MISSING if theirs is None else _plain(theirs[0])}")
+                TableEntry(
+                    f"{_plain(ours.mean)} / {MISSING if theirs is None else _plain(theirs[0])}"
+                )
             )
         lines.append(line)
     if not known:
         return None
     return Table(
-        f"{section.title}: {fault.words}, ours / the paper's ({paper.SETS[section.setting.task]})",
+        f"{section.title}: {fault.text},"
+        f" ours / the paper's ({paper_numbers.SETS[section.setting.task]})",
         ["rule", *map(str, bads)],
         lines,
         over=BAD_CLIENTS,
-        notes=[paper.CAVEAT, f"Source of the second numbers: {paper.source()}."],
+        notes=[paper_numbers.CAVEAT, f"Source of the second numbers: {paper_numbers.source()}."],
     )
 
 
 def _overview(section: Section, references: References) -> Table:
-    """A rule in one line: honest clients, over every malfunction and number of bad clients."""
+    """One line per rule: honest clients, over all malfunctions and numbers of bad clients."""
     lines = []
     for label in section.labels:
         cells = [
@@ -241,15 +248,17 @@ def _overview(section: Section, references: References) -> Table:
         judged = counts(row for cell in cells for row in cell.rows)
         lines.append(
             [
-                Entry(label),
-                Entry(_plain(sum(means) / len(means) if means else None)),
-                Entry(_plain(min(means, default=None))),
-                Entry(_signed(sum(known) / len(known)) if known else MISSING),
-                Entry(_signed(min(known)) if known else MISSING),
-                Entry(_of(judged.malfunctioning_accepted, judged.malfunctioning_judged)),
-                Entry(_of(judged.honest_rejected, judged.honest_judged)),
-                Entry(f"{sum(one.diverged for one in found)} of {sum(o.clients for o in found)}"),
-                Entry(str(len(cells))),
+                TableEntry(label),
+                TableEntry(_plain(sum(means) / len(means) if means else None)),
+                TableEntry(_plain(min(means, default=None))),
+                TableEntry(_signed(sum(known) / len(known)) if known else MISSING),
+                TableEntry(_signed(min(known)) if known else MISSING),
+                TableEntry(_of(judged.malfunctioning_accepted, judged.malfunctioning_judged)),
+                TableEntry(_of(judged.honest_rejected, judged.honest_judged)),
+                TableEntry(
+                    f"{sum(one.diverged for one in found)} of {sum(o.clients for o in found)}"
+                ),
+                TableEntry(str(len(cells))),
             ]
         )
     return Table(
@@ -270,14 +279,14 @@ def _acceptance(section: Section) -> Table | None:
     faults = [NO_FAULT, *section.faults]
     lines = []
     for label in section.labels:
-        line = [Entry(label)]
+        line = [TableEntry(label)]
         for fault in faults:
             judged = counts(row for row in section.rows if (row.label, row.fault) == (label, fault))
             if fault.kind != CLEAN:
                 line.append(
-                    Entry(_of(judged.malfunctioning_accepted, judged.malfunctioning_judged))
+                    TableEntry(_of(judged.malfunctioning_accepted, judged.malfunctioning_judged))
                 )
-            line.append(Entry(_of(judged.honest_rejected, judged.honest_judged)))
+            line.append(TableEntry(_of(judged.honest_rejected, judged.honest_judged)))
         if any(entry.text != MISSING for entry in line[1:]):
             lines.append(line)
     if not lines:
@@ -287,7 +296,7 @@ def _acceptance(section: Section) -> Table | None:
         [
             *("rule", "no malfunction: honest rejected"),
             *(
-                f"{fault.words}: {what}"
+                f"{fault.text}: {what}"
                 for fault in section.faults
                 for what in ("malfunctioning accepted", "honest rejected")
             ),
@@ -322,9 +331,9 @@ def _signed(value: float) -> str:
 
 
 def _best(stats: Iterable[Stat]) -> str | None:
-    """As it is shown, so that what looks equal is marked alike.
+    """The best mean as it is shown, so that equal numbers are marked alike.
 
-    A rule some of whose clients diverged is never the best: its mean is that of the survivors.
+    A rule with diverged clients is never the best: its mean leaves them out.
     """
     shown = [one.mean for one in stats if one.mean is not None and not one.diverged]
     return _plain(max(shown)) if len(shown) > 1 else None
@@ -332,9 +341,9 @@ def _best(stats: Iterable[Stat]) -> str | None:
 
 def _entry(
     found: Stat | None, section: Section, best: str | None, *, signed: bool = False
-) -> Entry:
+) -> TableEntry:
     if found is None or found.seeds == 0:
-        return Entry(MISSING)
+        return TableEntry(MISSING)
     text = DIVERGED
     if found.mean is not None:
         text = _signed(found.mean) if signed else _plain(found.mean)
@@ -346,11 +355,11 @@ def _entry(
         text += f" †{found.diverged}"
     if found.seeds < len(section.seeds):
         text += f" ‡{found.seeds}"
-    return Entry(text, bold=not found.diverged and _plain(found.mean) == best)
+    return TableEntry(text, bold=not found.diverged and _plain(found.mean) == best)
 
 
 def _notes(stats: Iterable[Stat], section: Section) -> list[str]:
-    """What the marks in a table mean, as far as they occur in it."""
+    """Explanations of the marks that occur in a table."""
     all_stats = list(stats)
     notes = ["Mean ± standard deviation over clients."]
     if any(one.std_seeds is not None for one in all_stats):

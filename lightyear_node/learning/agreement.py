@@ -1,19 +1,19 @@
-"""The paper's agreement score, exactly, without Jacobians.
+"""The paper's agreement score, computed exactly and without Jacobians.
 
     K_ab = (1/C) ⟨J_θ(x_a), J_θ(x_b)⟩,   K̃ = HKH / ‖HKH‖_F,   H = I − 11ᵀ/n
     A(θ_i, θ_j; V) = ⟨K̃_i, K̃_j⟩_F
 
-For a linear head on features f, K_ab = ⟨f_a, f_b⟩ + 1, and H removes the 1.  A convolution sums
-⟨patch_p(a), patch_p(b)⟩ over positions p, which is Σ_q m(q) ⟨f_a(q), f_b(q)⟩ with m(q) the number
-of window taps that fall on pixel q: scale the maps by √m and the head is linear again.  Strides,
-dilation and groups change m, or a constant factor that the norm removes, and nothing else.
+For a linear final layer on features f, K_ab = ⟨f_a, f_b⟩ + 1, and H removes the 1.  A convolution
+sums ⟨patch_p(a), patch_p(b)⟩ over positions p, which is Σ_q m(q) ⟨f_a(q), f_b(q)⟩ with m(q) the
+number of window taps that fall on pixel q: with the maps scaled by √m, the layer is linear again.
+Strides, dilation and groups change only m, or a constant factor that the norm removes.
 
-With F the features, n × D, there are two forms, each streamed over batches:
+With F the features, n × D, there are two forms, each computed batch by batch:
 
     D < n     ‖F_iᵀ H F_j‖² / (‖F_iᵀ H F_i‖ ‖F_jᵀ H F_j‖)     moments, D × D
     D ≥ n     the definition, with K = F Fᵀ                     Gram, n × n
 
-The score does not see the head's own weights (nor its labels): that is what `guard` is for.
+The score depends neither on the final layer's own weights nor on labels: `guard` checks those.
 """
 
 from __future__ import annotations
@@ -26,60 +26,110 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.learning.forward import OnLogits, at_rest, batch_rows, logits_of, unpack
-from lightyear_node.learning.heads import Head, Kind, find_head
+from lightyear_node.errors import InvalidTask
+from lightyear_node.learning.final_layer import FinalLayer, FinalLayerKind, find_final_layers
+from lightyear_node.learning.forward import OnOutput, batch_rows, evaluation_mode, output_of, unpack
 from lightyear_node.learning.jacobian import jacobian_kernel
+from lightyear_node.learning.outputs import Choice
+from lightyear_node.learning.wrappers import without_wrappers
 
 FEATURE_BYTES_MAX = 1 << 30
-"""Features held at once for a Gram matrix; beyond it, forward passes are repeated instead."""
+"""Limit of features in memory for a Gram matrix; beyond it, forward passes are repeated."""
+NO_BATCHES = "the validation set has no batches"
 
 
 def ntk_agreement(
-    ours: nn.Module, theirs: nn.Module, batches: Iterable[Any], *, head: str | None = None
+    ours: nn.Module,
+    theirs: nn.Module,
+    batches: Iterable[Any],
+    *,
+    head: str | None = None,
+    output: Choice | None = None,
 ) -> float:
-    """How alike two networks behave around the samples of `batches`: 1 alike, 0 unrelated.
+    """A(θ_i, θ_j; V) of two networks on the samples of `batches`: 1 if alike, 0 if unrelated.
 
     NaN if a network's features are not finite; 0 if they do not vary.  The networks may differ in
-    width.  `head` names the final layer where it cannot be found.
+    width.  Of several heads, the smallest score counts.  `head` names the final layer if it is not
+    found automatically, or the one that counts; `output` chooses the prediction in the output.
     """
-    held = list(batches)  # a shuffling loader would give each network its own order
-    reference = Reference(ours, held, head=head)
-    return reference.agreement(theirs, head=find_head(theirs, held[0], head))
+    fixed = list(batches)  # a shuffling loader would give each network another order
+    if not fixed:
+        raise InvalidTask(NO_BATCHES)
+    ours, theirs = without_wrappers(ours), without_wrappers(theirs)
+    reference = ReferenceKernels(ours, fixed, find_final_layers(ours, fixed[0], head, output))
+    return reference.agreement(theirs, find_final_layers(theirs, fixed[0], head, output))
 
 
 def small_sample_floor(d: int, n: int) -> float:
-    """What independent isotropic features of width d score on n samples: near τ, τ says little."""
+    """Score of independent isotropic features of width d on n samples; τ must be well above it."""
     return d / (d + n)
 
 
-class Reference:
-    """One side of the score, θ_i on V_i, computed once and compared with any number of peers."""
+class ReferenceKernels:
+    """Our side of the score of a network with one or several heads: the smallest decides.
+
+    Each head takes a forward pass of its own; `on_output` is called during the first.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         batches: Sequence[Any],
-        *,
-        head: str | Head | None = None,
-        on_logits: OnLogits | None = None,
+        final_layers: Sequence[FinalLayer],
+        on_output: OnOutput | None = None,
     ) -> None:
-        if not batches:
-            raise ValueError("the validation set has no batches")
+        first = ReferenceKernel(model, batches, final_layers[0], on_output)
+        others = [ReferenceKernel(model, batches, layer) for layer in final_layers[1:]]
+        self._kernels = [first, *others]
+        self.samples = first.samples
+
+    @property
+    def floor(self) -> float:
+        """The score of unrelated networks on this validation set."""
+        return min(kernel.floor for kernel in self._kernels)
+
+    def agreement(
+        self,
+        model: nn.Module,
+        final_layers: Sequence[FinalLayer] | None = None,
+        on_output: OnOutput | None = None,
+    ) -> float:
+        """The smallest A(θ_i, θ_j; V_i) of all heads; NaN if one is."""
+        layers = final_layers or [kernel.final_layer for kernel in self._kernels]
+        if len(layers) != len(self._kernels):
+            raise InvalidTask(f"the networks have {len(self._kernels)} and {len(layers)} heads")
+        scores = [
+            kernel.agreement(model, layer, None if index else on_output)
+            for index, (kernel, layer) in enumerate(zip(self._kernels, layers, strict=True))
+        ]
+        return math.nan if any(map(math.isnan, scores)) else min(scores)
+
+
+class ReferenceKernel:
+    """Our side of one head's score, θ_i on V_i, compared with any number of peers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        final_layer: FinalLayer,
+        on_output: OnOutput | None = None,
+    ) -> None:
         self.batches = batches
-        self.head = head if isinstance(head, Head) else find_head(model, batches[0], head)
-        side = _Side(model, self.head, batches, on_logits)
-        self.samples = side.samples
-        self._rows: list[Tensor] = []  # kept for moments only
+        self.final_layer = final_layer
+        features = _Features(model, self.final_layer, batches, on_output)
+        self.samples = features.samples
+        self._rows: list[Tensor] = []  # for moments only: (b, D) each
         self._kernel: Tensor | None = None
-        self.width, stream = side.peek()
-        """D, the length of a sample's features; 0 where the head has no closed form."""
+        self.width, stream = features.start()
+        """D, the length of a sample's features; 0 if the final layer has no closed form."""
         if 0 < self.width < self.samples:
             self._rows = list(stream)
             self._total = torch.stack([rows.sum(0) for rows in self._rows]).sum(0)  # (D,)
             moments = sum((rows.T @ rows for rows in self._rows), start=torch.tensor(0.0))
             self._norm = _norm(_centred(moments, self._total, self._total, self.samples))
         else:
-            self._kernel = side.kernel(stream)
+            self._kernel = features.kernel(stream)
             self._norm = _norm(self._kernel)
 
     @property
@@ -88,16 +138,19 @@ class Reference:
         return small_sample_floor(self.width, self.samples)
 
     def agreement(
-        self, model: nn.Module, *, head: Head | None = None, on_logits: OnLogits | None = None
+        self,
+        model: nn.Module,
+        final_layer: FinalLayer | None = None,
+        on_output: OnOutput | None = None,
     ) -> float:
         """A(θ_i, θ_j; V_i), from one forward pass of θ_j."""
-        side = _Side(model, head or self.head, self.batches, on_logits)
-        width, stream = side.peek()
+        features = _Features(model, final_layer or self.final_layer, self.batches, on_output)
+        width, stream = features.start()
         if self._rows and 0 < width < self.samples:
             return self._by_moments(stream)
         if self._kernel is None:
             self._kernel = _centre_kernel(torch.cat(self._rows) @ torch.cat(self._rows).T)
-        theirs = side.kernel(stream)  # (n, n), centred
+        theirs = features.kernel(stream)  # (n, n), centred
         return _ratio(float((self._kernel * theirs).sum()), _norm(self._kernel), _norm(theirs))
 
     def _by_moments(self, stream: Iterable[Tensor]) -> float:
@@ -111,48 +164,52 @@ class Reference:
         return _ratio(float(cross.square().sum()), self._norm, _norm(own))
 
 
-class _Side:
-    """One model on the validation set: its features batch by batch, as often as asked."""
+class _Features:
+    """A model's features on the validation set, batch by batch; each pass runs the model again."""
 
     def __init__(
-        self, model: nn.Module, head: Head, batches: Sequence[Any], on_logits: OnLogits | None
+        self,
+        model: nn.Module,
+        final_layer: FinalLayer,
+        batches: Sequence[Any],
+        on_output: OnOutput | None,
     ) -> None:
         self.model = model
-        self.head = head
+        self.final_layer = final_layer
         self.batches = batches
-        self.on_logits = on_logits
+        self.on_output = on_output
         self.sizes = [batch_rows(batch) for batch in batches]
         self.samples = sum(self.sizes)
         self.origin: Tensor | None = None
 
-    def peek(self) -> tuple[int, Iterator[Tensor]]:
-        """The features' length D and their stream, each item (b, D)."""
-        if self.head.kind is Kind.GENERAL:
+    def start(self) -> tuple[int, Iterator[Tensor]]:
+        """Start a pass: the features' length D, and an iterator over batches, each (b, D)."""
+        if self.final_layer.kind is FinalLayerKind.GENERAL:
             return 0, iter(())
-        stream = self.rows(0, self.on_logits)
+        stream = self.rows(0, self.on_output)
         first = next(stream)
         return first.shape[1], chain([first], stream)
 
-    def rows(self, start: int, on_logits: OnLogits | None = None) -> Iterator[Tensor]:
-        """Features of the batches from `start` on, relative to those of the very first sample.
+    def rows(self, start: int, on_output: OnOutput | None = None) -> Iterator[Tensor]:
+        """Features of the batches from `start` on, (b, D) each, minus those of the first sample.
 
-        Centring cancels any common shift; this one makes constant features exactly zero and
-        leaves little for the subtraction of means to lose.
+        Centring cancels any common shift; this one makes constant features exactly zero and keeps
+        the cancellation error of the centring small.
         """
-        module = self.model.get_submodule(self.head.name)
-        seen: list[Tensor] = []
+        module = self.model.get_submodule(self.final_layer.name)
+        captured: list[Tensor] = []
         handle = module.register_forward_hook(
-            lambda module, args, output: seen.append(_features(module, args[0], output))
+            lambda module, args, output: captured.append(_features(module, args[0], output))
         )
         try:
             for index in range(start, len(self.batches)):
-                with at_rest(self.model):
-                    logits = logits_of(self.model, unpack(self.batches[index])[0])
-                features = seen.pop()  # (b, D)
+                with evaluation_mode(self.model):
+                    output = output_of(self.model, unpack(self.batches[index])[0])
+                features = captured.pop()  # (b, D)
                 if len(features) != self.sizes[index]:
-                    raise ValueError("the model must keep its samples along the first dimension")
-                if on_logits is not None:
-                    on_logits(index, logits)
+                    raise InvalidTask("the model must keep its samples along the first dimension")
+                if on_output is not None:
+                    on_output(index, output)
                 if self.origin is None:
                     self.origin = features[:1].clone()
                 yield features - self.origin
@@ -160,9 +217,9 @@ class _Side:
             handle.remove()
 
     def kernel(self, stream: Iterator[Tensor]) -> Tensor:
-        """HKH, (n, n); `stream` is the first pass over the rows, already begun."""
-        if self.head.kind is Kind.GENERAL:
-            kernel = jacobian_kernel(self.model, self.head, self.batches, self.on_logits)
+        """HKH, (n, n); `stream` is the pass that `start` has started."""
+        if self.final_layer.kind is FinalLayerKind.GENERAL:
+            kernel = jacobian_kernel(self.model, self.final_layer, self.batches, self.on_output)
             return _centre_kernel(kernel)
         kernel = torch.zeros(self.samples, self.samples, dtype=torch.float64)
         ends = list(accumulate(self.sizes))
@@ -170,10 +227,10 @@ class _Side:
         done = 0
         while done < len(spans):
             held: list[Tensor] = []
-            room = FEATURE_BYTES_MAX
+            bytes_left = FEATURE_BYTES_MAX
             for index, rows in enumerate(stream, start=done):
-                room -= rows.nbytes
-                if index == done + len(held) and (room >= 0 or not held):
+                bytes_left -= rows.nbytes
+                if index == done + len(held) and (bytes_left >= 0 or not held):
                     held.append(rows)
                 for offset, other in enumerate(held):
                     block = (other @ rows.T).cpu()
@@ -185,8 +242,8 @@ class _Side:
 
 
 def _features(module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
-    """What a closed-form head sees of each sample, as one vector, (b, D) in double precision."""
-    if inputs.device.type == "mps":  # has no double precision
+    """Input of a closed-form final layer, one vector per sample, (b, D) in double precision."""
+    if inputs.device.type == "mps":  # MPS has no double precision
         inputs = inputs.cpu()
     if isinstance(module, nn.Linear):
         return inputs.double().flatten(1)  # (b, …, d) → (b, D)
@@ -207,7 +264,7 @@ def _taps(module: nn.Module, inside: Sequence[int], outside: Sequence[int]) -> T
                 before = 0
             case padding:
                 before = int(padding[axis])
-        start = torch.arange(windows) * module.stride[axis] - before  # of each window
+        start = torch.arange(windows) * module.stride[axis] - before  # first tap of each window
         pixel = (start[:, None] + torch.arange(size) * dilation).flatten()
         on_map = pixel[(pixel >= 0) & (pixel < length)]
         count = count[..., None] * torch.bincount(on_map, minlength=length)  # (…, length)

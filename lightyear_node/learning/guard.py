@@ -1,14 +1,20 @@
-"""Seeing what the agreement score cannot: small checks in a fixed order, the first failure named.
+"""Checks what the agreement score does not see; the first check that fails is the reason.
 
     0. sound       every entry finite, no variance below zero             nonfinite, domain
     1. distance    δ_l ≤ κ_l in every layer l                             too_far
-    2. agreement   A(θ_i, θ_j; V_i) ≥ τ, from the second round on          agreement_below_tau
-    3. regret      L_j − L_i ≤ max(0.9 (ln C − L_i), 0.02 ln C) on V_i     loss_regret
+    2. agreement   A(θ_i, θ_j; V_i) ≥ τ, once features have formed         agreement_below_tau
+    3. regret      L_j − L_i ≤ max(0.9 (c − L_i), 0.02 u) on V_i           loss_regret
+
+For class labels, the loss of guessing c and the unit u are ln C.  For other losses both are
+measured (`chance`), the floor is 0.1 u, and a site whose own loss is above c allows a peer as much
+again: such losses may start far above c (targets in the thousands), and honest sites approach it
+at different speeds.
 
 Checks 0 and 1 read a file tensor by tensor, before any forward pass.  Check 1 needs the common
-start that all sites derive from the federation's seed, and no majority of honest peers.  Blind to:
-poisoned data that trains well, BatchNorm statistics (which are therefore never used: `statistics`),
-small steps inside the ball, and weights that start at exactly zero (no scale to compare with).
+start that all sites derive from the federation's seed, but no honest majority.  Not detected:
+manipulated data that trains well, BatchNorm statistics (never used for that reason: `batchnorm`),
+small steps within the limit, and noise on a final layer that starts at exactly zero (no scale to
+compare with in the first round).
 
 The functions are pure.  A verdict's reason follows from its recorded numbers alone (`decide`).
 """
@@ -17,27 +23,34 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from lightyear_node.learning.statistics import is_statistic
-from lightyear_node.learning.weights import let_go, tied_in
-from lightyear_node.records import Reason
+from lightyear_node.learning.batchnorm import is_statistic
+from lightyear_node.learning.chance import Chance
+from lightyear_node.learning.weights import other_names, release
+from lightyear_node.types import Reason
 
 DISTANCE_FLOOR = 0.5
 DISTANCE_CEILING = 1.0
-"""At 1, a peer's layer is as far from ours as the zero matrix is."""
+"""At 1, a peer's layer is as far from ours as a zero matrix."""
 STEPS_ALLOWED = 1.5
-"""A peer may be somewhat farther away than our own step of this round took us."""
+"""A peer may be this many of our own steps of this round away."""
 VECTOR_STEPS = 4.0
-"""Of a bias or loose tensor: two opposite steps like our own make a distance of at most 1/2."""
+"""For biases and other vectors: two opposite steps like our own give a distance of at most 1/2."""
+OTHERS_BEYOND = 0.7
+"""Largest κ of the other tensors, if an adapter's factor needs its extended limit."""
 REGRET_SHARE = 0.9
 """On our data a peer must keep at least a tenth of our advantage over guessing."""
+REGRET_SHARE_BEYOND = 0.5
+"""The same for a peer whose distance is only within an extended limit (`DistanceLimits`)."""
 REGRET_FLOOR = 0.02
-"""In units of ln C: the slack where we are no better than guessing ourselves."""
+"""In units of ln C: the slack while our own model is no better than guessing."""
+MEASURED_FLOOR = 0.1
+"""In measured units: as much as the merge check allows by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class _Check:
 
     def fails(self, checks: Mapping[str, float]) -> bool:
         if self.value not in checks:
-            return False  # not part of this rule's tests
+            return False  # this rule does not make the check
         value, limit = checks[self.value], checks[self.limit]
         return not (value <= limit if self.at_most else value >= limit)  # NaN fails
 
@@ -62,7 +75,7 @@ ORDER = (
 
 
 def decide(checks: Mapping[str, float]) -> Reason:
-    """The first check that fails names the reason; a check that was not made cannot fail."""
+    """Reason of the first check that fails; checks without recorded values are skipped."""
     return next((check.reason for check in ORDER if check.fails(checks)), Reason.OK)
 
 
@@ -76,31 +89,53 @@ def soundness(tensors: Mapping[str, Tensor]) -> Reason:
             return Reason.NONFINITE
         if name.endswith("running_var") and low < 0:
             return Reason.DOMAIN
-        let_go(tensors, name)
+        release(tensors, name)
     return Reason.OK
 
 
 @dataclass(frozen=True, slots=True)
-class Ruler:
-    """Check 1, our side of it: each tensor's scale, and how far a peer's may be from ours.
+class Farthest:
+    """The tensor of a peer's model that is closest to its limit, or farthest beyond it."""
+
+    name: str
+    """In our own layout; empty if nothing is compared."""
+    distance: float
+    limit: float
+    beyond: bool = False
+    """Whether an adapter's factor needs its extended limit."""
+
+    @property
+    def share(self) -> float:
+        return self.distance / self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceLimits:
+    """Limits of check 1: each tensor's scale, and how far a peer's may be from ours.
 
         δ_l = ‖W_j − W_i‖ / ‖W_i‖  ≤  κ_l = min(1, max(0.5, 1.5 s_l m)),
-        s_l = ‖W_i − W_i^start‖ / ‖W_i‖,   m = rounds since we last merged with anybody
+        s_l = ‖W_i − W_i^start‖ / ‖W_i‖,   m = rounds since our last merge
 
-    for every weight of two or more dimensions.  Layer by layer, because in the first rounds the
-    dense layers move by their own length while the first convolutions hardly move: a limit common
-    to all would let noise pass there.  A site that was alone for some rounds (it rejected all, or
-    was cut off) has gone as many steps away from the others; without m it would never come back.
+    for every weight of two or more dimensions.  Each layer has its own limit, because in the first
+    rounds dense layers move by their own norm while the first convolutions hardly move: a common
+    limit would accept noise there.  A site that did not merge for some rounds (it rejected all, or
+    was disconnected) is as many steps away from the others; without m it could never merge again.
 
-    Biases, scales of normalisation layers and other loose tensors are measured against the layer
-    they belong to: a bias is one more column of its layer's weight matrix, so its scale is the
-    larger of ‖b_i‖ and ‖W_i‖; besides, it may differ by some of our own steps, for those that begin
-    at zero.  A tied weight is beside the biases of every layer that has it.  Running statistics are
-    left out.
+    Biases, scales of normalization layers and other vectors are measured against their layer: a
+    bias is one more column of the layer's weight matrix, so its scale is the larger of ‖b_i‖ and
+    ‖W_i‖, or a multiple of our own step, for vectors that start at zero.  A tied weight counts for
+    every layer that has it.  Running statistics are not checked.
+
+    Of a low-rank adapter B A, the factor that is zero in the common start has no scale at first.
+    Its limit is extended: the norm of both factors takes the place of ‖W_i‖ in κ_l, without m.  A
+    peer that needs it has stricter limits for everything else: κ_l ≤ 0.7 for all other tensors,
+    where corruptions of the whole adapter are found, and in check 3.
     """
 
     scales: Mapping[str, float]
     limits: Mapping[str, float]
+    extended: Mapping[str, float] = field(default_factory=dict)
+    """Limits of adapters' factors that were zero in the common start; others have none."""
 
     @classmethod
     def of(
@@ -108,52 +143,90 @@ class Ruler:
         own: Mapping[str, Tensor],
         start: Mapping[str, Tensor] | None = None,
         rounds_alone: int = 0,
-    ) -> Ruler:
-        """`start` is our own model as it was before this round's training, where it is known."""
+        zero_at_start: Collection[str] = (),
+    ) -> DistanceLimits:
+        """`start` is our model before this round's training, if known."""
         norms = {name: _norm(own[name]) for name in own if not is_statistic(name)}
-        tied = tied_in(own)
+        tied = other_names(own)
         weights = norms | {other: norms[tied[other]] for other in tied if tied[other] in norms}
-        scales, limits = {}, {}
+        scales, limits, extended = {}, {}, {}
         for name, norm in norms.items():
             step = _distance(own, start, name) if start else 0.0
             if _is_weight(name, own[name]):
                 reach = STEPS_ALLOWED * _over(step, norm) * (1 + rounds_alone)
                 scales[name] = norm
                 limits[name] = min(DISTANCE_CEILING, max(DISTANCE_FLOOR, reach))
+                partner = _partner_norm(name, own, norms) if name in zero_at_start else 0.0
+                if partner and norm:
+                    pair = math.hypot(norm, partner)
+                    allowed = max(DISTANCE_FLOOR * pair, STEPS_ALLOWED * step)
+                    extended[name] = max(limits[name], min(DISTANCE_CEILING * pair, allowed) / norm)
             else:
                 layer = [weights[other] for other in weights if _is_weight_beside(other, name)]
                 scales[name] = max(norm, *layer, VECTOR_STEPS * step * (1 + rounds_alone), 0.0)
                 limits[name] = DISTANCE_FLOOR
-        return cls(scales, limits)
+        return cls(scales, limits, extended)
 
-    def farthest(
-        self, own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
-    ) -> tuple[float, float]:
-        """(δ_l, κ_l) of the tensor that is nearest to its limit, or farthest beyond it."""
-        distances = [
-            (_over(_distance(own, theirs, name), scale), self.limits[name])
-            for name, scale in self.scales.items()
+    def farthest(self, own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Farthest:
+        """The tensor with the largest δ_l / κ_l."""
+        distances = {
+            name: _over(_distance(own, theirs, name), scale) for name, scale in self.scales.items()
+        }
+        beyond = any(
+            self.limits[name] < distances[name] <= limit for name, limit in self.extended.items()
+        )
+        limits = {**self.limits, **self.extended}
+        if beyond:
+            others = limits.keys() - self.extended.keys()
+            limits |= {name: min(limits[name], OTHERS_BEYOND) for name in others}
+        tensors = [
+            Farthest(name, distance, limits[name], beyond) for name, distance in distances.items()
         ]
-        return max(distances, key=lambda pair: pair[0] / pair[1], default=(0.0, DISTANCE_FLOOR))
+        none = Farthest("", 0.0, DISTANCE_FLOOR)
+        return max(tensors, key=lambda one: one.share, default=none)
 
 
-def first_tau(round: int, tau: float) -> float:
-    """Check 2's limit: in the first round there is none.
+def _partner_norm(name: str, own: Mapping[str, Tensor], norms: Mapping[str, float]) -> float:
+    """Norm of the other factor of a low-rank adapter (LoRA's A, if this is B); 0 without one.
 
-    After one stretch of training the features are hardly formed, and those of honest sites may
-    agree as little as chance; a site that nobody accepts then goes its own way, and is too far from
-    the others ever after.  All sites have just left the same start, so distance says enough.
+    Its name differs in one part, and its rows are as many as our columns: fewer than the rest.
     """
-    return 0.0 if round == 0 else tau
+    parts, shape = name.split("."), own[name].shape
+    if len(shape) != 2 or shape[1] >= shape[0]:
+        return 0.0
+    for other, norm in norms.items():
+        theirs = other.split(".")
+        if len(theirs) != len(parts) or own[other].ndim != 2:
+            continue
+        differing = [pair for pair in zip(parts, theirs, strict=True) if pair[0] != pair[1]]
+        rows, columns = own[other].shape
+        if len(differing) == 1 and rows == shape[1] < columns and not theirs[-1].isdigit():
+            return norm
+    return 0.0
 
 
-def regret_max(own_loss: float, chance_loss: float) -> float:
-    """Check 3's limit, from L_i and ln C."""
-    return max(REGRET_SHARE * (chance_loss - own_loss), REGRET_FLOOR * chance_loss)
+def tau_in_round(round: int, tau: float, *, worse_than_guessing: bool = False) -> float:
+    """Limit of check 2: none in the first round, and none `worse_than_guessing` (`Chance`).
+
+    After one round of training, features of honest sites may agree no more than by chance.  A site
+    rejected then would diverge and stay too far from the others.  All sites have just left the same
+    start, so the distance is sufficient.  The same holds as long as our own model has learned less
+    than a constant, as with targets in the thousands, whose mean is learned first.
+    """
+    return 0.0 if round == 0 or worse_than_guessing else tau
+
+
+def regret_max(own_loss: float, chance: Chance, *, beyond: bool = False) -> float:
+    """Limit of check 3, from L_i and the loss of guessing; stricter `beyond` the usual distance."""
+    return max(
+        (REGRET_SHARE_BEYOND if beyond else REGRET_SHARE) * (chance.level - own_loss),
+        (MEASURED_FLOOR if chance.measured else REGRET_FLOOR) * chance.unit,
+        chance.shortfall(own_loss),
+    )
 
 
 def recordable(value: float) -> float:
-    """JSON knows neither infinity nor NaN; both stand for "as bad as can be" here."""
+    """The largest float in place of infinity and NaN, which JSON does not have."""
     return value if math.isfinite(value) else sys.float_info.max
 
 
@@ -170,7 +243,7 @@ def _layer(name: str) -> str:
 
 
 def _within_layer(name: str) -> str:
-    """The part of a tensor's name that its layer gives it, as in `weight` or `in_proj_bias`."""
+    """The part of a tensor's name after its layer's, such as `weight` or `in_proj_bias`."""
     _, mark, rest = name.rpartition(".parametrizations.")
     return f"parametrizations.{rest}" if mark else name.rpartition(".")[2]
 
@@ -182,8 +255,8 @@ def _norm(tensor: Tensor) -> float:
 def _distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> float:
     wide = torch.promote_types(left[name].dtype, torch.float32)
     distance = _norm(left[name].to(wide) - right[name].to(wide))
-    let_go(left, name)
-    let_go(right, name)
+    release(left, name)
+    release(right, name)
     return distance
 
 

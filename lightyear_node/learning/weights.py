@@ -1,26 +1,24 @@
-"""Weights as files: tensors to bytes, and back.
+"""Writes and reads weights files.
 
 A weights file is a canonical safetensors file.  The same tensors give the same bytes at every site,
-so the header can be compared instead of parsed, and a digest of the file names the model:
+so the header is compared instead of parsed, and the digest of the file identifies the model:
 
     u64 little-endian   length N of the header
     N bytes             compact JSON, no `__metadata__`, padded with spaces to a multiple of 8
     the tensors         sorted by (-itemsize, name), contiguous, hence each one aligned
 
-A model has two layouts: its own, and the one its updates have on the wire, where long types may be
-rounded to a shorter one.  A file of the second is read as if it were one of the first.
+A model has two layouts: its own, and that of its updates on the wire, where long element types may
+be rounded to a shorter one.  `Weights` reads files of both with the model's own types.
 
-This is the only module of `learning` that touches a disk.  It does not know who wrote a file.
+This is the only module of `learning` that accesses the disk.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import mmap
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +28,11 @@ from typing import BinaryIO
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.records import Digest
+from lightyear_node.errors import InvalidTask, LightyearError
+from lightyear_node.learning.wrappers import without_wrappers
+from lightyear_node.storage import safetensors_header
+from lightyear_node.storage.atomic_files import staged
+from lightyear_node.types import Digest
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -39,16 +41,16 @@ DTYPE_NAMES = {
     torch.bfloat16: "BF16",
 }
 LOAD_BYTES_MAX = 64 << 20
-"""Tensors that are read, and perhaps converted, before they are given to a module together."""
+"""Size of the pieces in which tensors are loaded into a module."""
 
 
-class SchemaMismatch(ValueError):
-    """A file, or a set of tensors, that is not laid out as our own model is."""
+class SchemaMismatch(LightyearError, ValueError):
+    """A file or a set of tensors has another layout than our model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Where one tensor lies; offsets count from the beginning of the file."""
+class TensorEntry:
+    """Type, shape and position of a tensor; offsets in bytes from the beginning of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -58,22 +60,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names, shapes and types of a model's exchanged tensors, and their place in a file."""
+    """Names, shapes and types of a model's exchanged tensors, and their positions in a file."""
 
     header: bytes
     """The first 8 + N bytes of every file of this layout."""
-    entries: Mapping[str, Entry] = field(compare=False, hash=False)
+    entries: Mapping[str, TensorEntry] = field(compare=False, hash=False)
     """In the order of the file."""
     tied: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
-    """Further names that the model has for some of its tensors, and under which they travel."""
+    """Further name → exchanged name, of tied tensors."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], tied: Mapping[str, str] | None = None) -> Layout:
         for name, tensor in tensors.items():
-            if name == "__metadata__":
-                raise ValueError("safetensors reserves the name __metadata__; rename the tensor")
+            if name == safetensors_header.METADATA:
+                raise InvalidTask("safetensors reserves the name __metadata__; rename the tensor")
             if tensor.dtype not in DTYPE_NAMES:
-                raise ValueError(
+                raise InvalidTask(
                     f"{name} is {tensor.dtype}, which cannot be exchanged; exclude it or convert it"
                 )
         kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
@@ -83,7 +85,7 @@ class Layout:
     def _placed(
         cls, kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tied: Mapping[str, str]
     ) -> Layout:
-        """Type and shape of each tensor, put into the order of a file."""
+        """Assign a position in the file to each tensor, given its type and shape."""
         order = sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name))
         spans: dict[str, tuple[int, int]] = {}
         at = 0
@@ -92,27 +94,24 @@ class Layout:
             end = at + math.prod(shape) * dtype.itemsize
             spans[name] = (at, end)
             at = end
-        text = json.dumps(
+        header = safetensors_header.encode(
             {
-                name: {
-                    "dtype": DTYPE_NAMES[kinds[name][0]],
-                    "shape": list(kinds[name][1]),
-                    "data_offsets": list(spans[name]),
-                }
+                name: safetensors_header.entry(
+                    DTYPE_NAMES[kinds[name][0]], kinds[name][1], *spans[name]
+                )
                 for name in order
-            },
-            separators=(",", ":"),
-        ).encode("ascii")
-        text += b" " * (-len(text) % 8)
-        header = struct.pack("<Q", len(text)) + text
+            }
+        )
         entries = {
-            name: Entry(*kinds[name], len(header) + spans[name][0], len(header) + spans[name][1])
+            name: TensorEntry(
+                *kinds[name], len(header) + spans[name][0], len(header) + spans[name][1]
+            )
             for name in order
         }
         return cls(header, entries, tied)
 
     def shortened(self, dtype: torch.dtype) -> Layout:
-        """The same tensors where types longer than this one are rounded to it."""
+        """The same tensors, with types longer than `dtype` replaced by it."""
         kinds = {
             name: (dtype if entry.dtype.itemsize > dtype.itemsize else entry.dtype, entry.shape)
             for name, entry in self.entries.items()
@@ -125,7 +124,7 @@ class Layout:
 
     @property
     def schema(self) -> Digest:
-        """What two sites compare to know that their models fit."""
+        """Two sites compare it to check that their models have the same layout."""
         return Digest(hashlib.sha256(self.header).hexdigest())
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
@@ -133,13 +132,13 @@ class Layout:
         if isinstance(tensors, Weights) and tensors.layout == self:
             return
         if tensors.keys() != self.entries.keys():
-            stray = sorted(tensors.keys() ^ self.entries.keys())
-            raise SchemaMismatch(f"tensor {stray[0]!r} is on one side only")
+            unmatched = sorted(tensors.keys() ^ self.entries.keys())
+            raise SchemaMismatch(f"tensor {unmatched[0]!r} is on one side only")
         for name, entry in self.entries.items():
             _check_entry(name, tensors[name], entry)
 
 
-def _check_entry(name: str, tensor: Tensor, entry: Entry) -> None:
+def _check_entry(name: str, tensor: Tensor, entry: TensorEntry) -> None:
     if tuple(tensor.shape) != entry.shape or tensor.dtype != entry.dtype:
         raise SchemaMismatch(
             f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {entry.dtype} {entry.shape}"
@@ -147,7 +146,7 @@ def _check_entry(name: str, tensor: Tensor, entry: Entry) -> None:
 
 
 def header_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The first 8 + N bytes of the file these tensors make; values are not looked at."""
+    """The first 8 + N bytes of a file of these tensors; depends on no value."""
     return Layout.of(tensors).header
 
 
@@ -156,10 +155,10 @@ def write(
     layout: Layout,
     tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Write one tensor at a time, so that a stream of pairs never needs a whole second model.
+    """Write a file, one tensor at a time; an iterator of pairs needs no second model in memory.
 
-    Pairs must come in the layout's order.  The file appears under its name only when it is whole;
-    making it durable is the store's task.
+    Pairs must be in the layout's order.  The file appears under its name only when it is complete;
+    the store makes it durable.
     """
     target = Path(path)
     if isinstance(tensors, Mapping):
@@ -167,15 +166,9 @@ def write(
         pairs: Iterable[tuple[str, Tensor]] = ((name, tensors[name]) for name in layout.entries)
     else:
         pairs = tensors
-    part = target.with_name(target.name + ".part")
-    try:
-        with part.open("wb", buffering=0) as file:
-            _write_all(file, layout.header)
-            _write_pairs(file, layout, pairs)
-        part.replace(target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with staged(target) as [part], part.open("wb", buffering=0) as file:
+        _write_all(file, layout.header)
+        _write_pairs(file, layout, pairs)
 
 
 def _write_pairs(file: BinaryIO, layout: Layout, pairs: Iterable[tuple[str, Tensor]]) -> None:
@@ -201,14 +194,14 @@ def _write_all(file: BinaryIO, content: bytes | memoryview) -> None:
 def rounded(
     tensors: Mapping[str, Tensor], layout: Layout, on_clamped: Callable[[int], None]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as this layout has them, in its order and one at a time, to be written.
+    """Convert the tensors to the types of this layout, in its order, one at a time.
 
-    What is too large for the shorter type becomes the largest number it has, since one entry must
-    not cost a site its round; `on_clamped` gets how many there were.  What was not finite before
-    stays so, for the peers to see.
+    An entry too large for the shorter type becomes the largest number of that type, so that one
+    entry does not make the whole update invalid; `on_clamped` is called with their number.  Entries
+    that are not finite stay so.
     """
     for name, entry in layout.entries.items():
-        # On the CPU, so that every device rounds alike.
+        # On the CPU, so that rounding does not depend on the device.
         exact = tensors[name].detach().to("cpu")
         if exact.dtype == entry.dtype:
             yield name, exact
@@ -223,13 +216,13 @@ def rounded(
 
 
 class Weights(Mapping[str, Tensor]):
-    """A weights file, mapped into memory: tensors are views, read from disk when touched.
+    """A weights file, mapped into memory: tensors are views, read from disk on access.
 
     The header is compared with ours byte for byte and never parsed.  A view may be used after the
-    `with` block.  Views are for reading: what is written to one never reaches the file.
+    `with` block.  Views are for reading: writing to one never changes the file.
 
-    A file that came over the wire may have the layout `wire`: its tensors are those of `layout` in
-    shorter types, and each becomes a tensor of our own type, a copy, whenever it is asked for.
+    A received file may have the layout `wire`: the tensors of `layout` in shorter types.  Each
+    access then returns a converted copy.
     """
 
     def __init__(
@@ -241,7 +234,7 @@ class Weights(Mapping[str, Tensor]):
             size = os.fstat(file.fileno()).st_size
             if size != self._in_file.file_bytes:
                 raise SchemaMismatch(f"{path} has {size} bytes, not {self._in_file.file_bytes}")
-            # A private mapping: torch asks for a writable buffer, and the file stays as it is.
+            # A private mapping: torch requires a writable buffer, and the file must not change.
             self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         header = self._in_file.header
         if self._map[: len(header)] != header:
@@ -259,7 +252,7 @@ class Weights(Mapping[str, Tensor]):
         return flat.reshape(entry.shape).to(dtype)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.layout.entries  # `Mapping` would read the tensor to find out
+        return name in self.layout.entries  # `Mapping` would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.layout.entries)
@@ -267,21 +260,21 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.layout.entries)
 
-    def forget(self, name: str | None = None) -> None:
-        """Give a tensor's pages, or all, back; the file is read again if they are needed again."""
+    def release(self, name: str | None = None) -> None:
+        """Release the pages of a tensor, or all; they are read again when needed."""
         if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
             return
         begin, end = 0, len(self._map)
         if name is not None:
             entry = self._in_file.entries[name]
-            # Whole pages only: those at the ends are shared with a neighbour that may be in use.
+            # Whole pages only: those at the ends hold other tensors too, which may be in use.
             begin = -(-entry.begin // mmap.PAGESIZE) * mmap.PAGESIZE
             end = entry.end // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < end:
             self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def close(self) -> None:
-        # Unmapping under a living view would crash the process, so the last view does it.
+        # Unmapping would crash a process that uses a view, so the last view does it.
         self._map = None
 
     def __enter__(self) -> Weights:
@@ -300,22 +293,23 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     return tensors.layout if isinstance(tensors, Weights) else Layout.of(tensors)
 
 
-def tied_in(tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
-    """Further names of these tensors, where a weights file's layout knows of any."""
+def other_names(tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
+    """Further names of tied tensors → their names here; empty unless read from a weights file."""
     return tensors.layout.tied if isinstance(tensors, Weights) else {}
 
 
-def let_go(tensors: Mapping[str, Tensor], name: str | None = None) -> None:
-    """Say that a tensor, or all, will not be needed soon: of a file, only what is used is held."""
+def release(tensors: Mapping[str, Tensor], name: str | None = None) -> None:
+    """Release the memory of a tensor, or of all, if they are read from a weights file."""
     if isinstance(tensors, Weights):
-        tensors.forget(name)
+        tensors.release(name)
 
 
 def load_into(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Replace the module's exchanged tensors; everything else keeps its local value.
+    """Replace the module's exchanged tensors; all others keep their values.
 
-    In pieces, so that a file whose tensors must be converted never is in memory as a whole.
+    In pieces, so that a file with tensors to convert is never in memory as a whole.
     """
+    module = without_wrappers(module)
     local = {name: value.shape for name, value in module.state_dict().items() if name in weights}
     for name, shape in _shapes(weights):
         if local.get(name) != shape:
@@ -328,13 +322,13 @@ def load_into(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
         if size >= LOAD_BYTES_MAX:
             module.load_state_dict(piece, strict=False)
             piece, size = {}, 0
-            let_go(weights)
+            release(weights)
     module.load_state_dict(piece, strict=False)
-    let_go(weights)
+    release(weights)
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Without reading, let alone converting, a file's tensors."""
+    """Names and shapes, without reading the tensors of a file."""
     if isinstance(weights, Weights):
         yield from ((name, entry.shape) for name, entry in weights.layout.entries.items())
     else:

@@ -1,7 +1,7 @@
-"""The log: one event per line, on standard error, for people or as JSON for programs.
+"""The log: one event per line on standard error, as text or as JSON.
 
-Whoever logs may say with `extra` which `event` it is and which `peer`, `round` and `phase` it is
-about.  The newest lines are also kept in memory, for the node's page.
+The `extra` of a record may name its `event`, `peer`, `round` and `phase`.  The newest lines are
+also kept in memory, for the dashboard.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import Any
 NAME = "lightyear_node"
 RECENT_MAX = 200
 LIBRARY = "library"
-"""The event of what other packages log."""
-_ABOUT = ("event", "round", "phase", "peer")
+"""The event name of lines from other packages."""
+_FIELDS = ("event", "round", "phase", "peer")
 
 
 def escaped(text: str) -> str:
-    """What peers or users' code put into a message cannot move the cursor or forge a line."""
+    """Escape control characters, so that text from outside cannot forge a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def as_plain(record: logging.LogRecord) -> dict[str, Any]:
-    """A line of the log for programs; what it says nothing about is left out."""
-    about = {key: getattr(record, key, None) for key in _ABOUT}
+    """Return a log line as JSON fields, without those that the record does not have."""
+    fields = {key: getattr(record, key, None) for key in _FIELDS}
     if record.name.partition(".")[0] != NAME:
-        about["event"] = about["event"] or LIBRARY
+        fields["event"] = fields["event"] or LIBRARY
     return {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname.lower(),
-        **{key: value for key, value in about.items() if value is not None},
+        **{key: value for key, value in fields.items() if value is not None},
         "message": escaped(record.getMessage()),
     }
 
 
-class _Human(logging.Formatter):
+class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return escaped(super().format(record))
 
 
-class _Json(logging.Formatter):
-    """What was escaped once stays so for whoever shows the parsed line."""
+class JsonFormatter(logging.Formatter):
+    """Texts are escaped before JSON encoding: they stay escaped after a program has parsed them."""
 
     def format(self, record: logging.LogRecord) -> str:
         plain = as_plain(record)
@@ -53,8 +53,8 @@ class _Json(logging.Formatter):
         return json.dumps(plain)
 
 
-class Recent(logging.Handler):
-    """The newest lines, oldest first; read from other threads."""
+class RecentLines(logging.Handler):
+    """Keeps the newest lines, oldest first.  `lines` may be called from other threads."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -74,16 +74,17 @@ class Recent(logging.Handler):
 
 
 def set_up(level: str, format: str = "human") -> logging.Logger:
+    """Configure the root logger and the package's logger, and return the latter."""
     handler = logging.StreamHandler(sys.stderr)
-    human = _Human("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-    handler.setFormatter(_Json() if format == "json" else human)
+    text = TextFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if format == "json" else text)
     logger = logging.getLogger(NAME)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
-    # Other packages' warnings are lines of this log, too.
+    # Warnings of other packages go to this log, too.
     logging.captureWarnings(True)
-    everybody = logging.getLogger()
-    everybody.handlers[:] = [handler]
-    everybody.setLevel(logging.WARNING)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
     return logger

@@ -1,22 +1,22 @@
-"""The node's Prometheus metrics: their names, labels and what they mean.
+"""The node's Prometheus metrics: names, labels, meaning.
 
-Label values come only from peers.yaml, from our own enumerations and, for the names of its own
-metrics, from the site's task; never from anything a peer can choose.  Every series exists from the
-start, at zero: a counter that appears only with the first failure cannot be alerted on.  What has
-not been measured yet is NaN, which no threshold is above or below.
+Label values come only from peers.yaml, from our own enumerations and, for the names of local
+metrics, from the site's task; never from data of a peer.  Every series exists from the start, at
+zero: a counter that appears only with the first failure cannot be alerted on.  Values that have not
+been measured yet are NaN, for which no threshold comparison is true.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from lightyear_node.observe.series import NO_LABELS, PerPeer
-from lightyear_node.records import PeerName, Reason, fate
+from lightyear_node.types import PeerName, Reason, fate
 
 MINUTE, HOUR = 60.0, 3600.0
 BUCKETS_S = (
@@ -24,60 +24,110 @@ BUCKETS_S = (
     *(MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 30 * MINUTE),
     *(HOUR, 2 * HOUR, 6 * HOUR, 24 * HOUR),
 )
-"""From the demo's rounds to those of large models on narrow lines."""
+"""From the rounds of the demo to those of large models on slow networks."""
 
 WORKING = ("training", "sealing", "collecting", "judging", "merging")
-"""The phases of which a round consists."""
+"""The phases of a round."""
 LOCAL, MERGED = STAGES = ("local", "merged")
-"""Our model after training, and after merging it with the others'."""
+ALONE = "alone"
+"""Stage of the model that never merges; only sites with a shadow have it."""
+"""Our model after training, and after the merge."""
 RECEIVED, SENT = DIRECTIONS = ("received", "sent")
-STRANGERS = ("handshake", "unknown_peer", "old_tls", "http_token")
+AUTHENTICATION_FAILURES = ("handshake", "unknown_peer", "old_tls", "http_token")
 DENIALS = (
     *("too_often", "too_many_calls", "too_many_fetches"),
     *("cooling_down", "malformed", "slow_reader"),
 )
+DAMAGED = ("update", "base", "own")
+"""A peer's update, the base of a delta, our own update."""
 RESTARTS = ("died", "silent", "failed")
 
-_OF_JUDGING = frozenset(
+_JUDGING_REASONS = frozenset(
     {
         *(Reason.OK, Reason.CAUGHT_UP, Reason.AGREEMENT_BELOW_TAU, Reason.TOO_FAR),
         *(Reason.LOSS_REGRET, Reason.OUTLIER, Reason.OTHER_CLUSTER, Reason.NOT_SELECTED),
         *(Reason.REFUSED_BY_RULE, Reason.NONFINITE, Reason.DOMAIN, Reason.UNSCORED),
     }
 )
-"""What nobody is refused for before its model is here."""
-_REFUSALS = [reason for reason in Reason if reason not in _OF_JUDGING]
+"""Reasons that arise only when an update is judged."""
+_REFUSALS = [reason for reason in Reason if reason not in _JUDGING_REASONS]
 _VERDICTS = [(fate(reason in (Reason.OK, Reason.CAUGHT_UP), reason), reason) for reason in Reason]
-# What was wrong with bytes that have arrived only the receiver can say.
+# Only the receiver knows what is wrong with the bytes that arrived.
 _TRANSFER_ERRORS = [(RECEIVED, reason) for reason in _REFUSALS]
 _TRANSFER_ERRORS += [(SENT, Reason.TIMEOUT), (SENT, Reason.TRUNCATED)]
 
-# A second series for every counter, saying when it was created: noise to everybody but OpenMetrics.
+# Omit the `_created` series of every counter, which only OpenMetrics needs.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 M = TypeVar("M", Counter, Gauge, Histogram)
+P = TypeVar("P", Counter, Gauge)
+NO_LABELS: Sequence[tuple[str, ...]] = ((),)
 
 
 def refusal(reason: Reason) -> Reason:
-    """As what a refusal is counted: a peer may claim any reason when it refuses us."""
-    return Reason.MALFORMED if reason in _OF_JUDGING else reason
+    """Return the label for a refusal: a peer that refuses us may send any reason."""
+    return Reason.MALFORMED if reason in _JUDGING_REASONS else reason
 
 
-class Outcome(StrEnum):
-    """What became of a round."""
+class RoundOutcome(StrEnum):
+    """Result of a round."""
 
     MERGED = "merged"
     """At least one peer's model is part of the new one."""
     KEPT_LOCAL = "kept_local"
-    """Peers were accepted, but merging with any of them did harm."""
+    """Peers were accepted, but every merge with them failed the merge check."""
     NONE_ACCEPTED = "none_accepted"
-    """There were updates, and all of them were rejected."""
+    """Updates arrived, and all were rejected."""
     ALONE = "alone"
-    """There was no update of anybody."""
+    """No update arrived."""
+
+
+class PeerSeries(Generic[P]):
+    """A metric with series for each peer in peers.yaml, and for no other name.
+
+    A peer's series begin at `start` when it is added and end when it is removed.  Later writes for
+    a removed peer are ignored: they must not bring its series back.  `labels` are the labels
+    besides `peer`, and `values` all combinations that they can have.
+    """
+
+    def __init__(
+        self,
+        kind: type[P],
+        name: str,
+        about: str,
+        registry: CollectorRegistry | None,
+        labels: Sequence[str] = (),
+        values: Sequence[tuple[str, ...]] = NO_LABELS,
+        start: float = 0.0,
+    ) -> None:
+        self._metric: P = kind(name, about, ("peer", *labels), registry=registry)
+        self._ignored: P = kind(name, about, registry=None)
+        self._values = frozenset(values)
+        self._start = start
+        self._peers: set[PeerName] = set()
+
+    def add_peer(self, peer: PeerName) -> None:
+        self._peers.add(peer)
+        for values in self._values:
+            child = self._metric.labels(peer, *values)
+            if isinstance(child, Gauge):
+                child.set(self._start)
+
+    def remove_peer(self, peer: PeerName) -> None:
+        if peer in self._peers:
+            self._peers.remove(peer)
+            for values in self._values:
+                self._metric.remove(peer, *values)
+
+    def of(self, peer: PeerName, *values: str) -> P:
+        """Return the series to write to; writes for an unknown peer or value are ignored."""
+        if peer not in self._peers or values not in self._values:
+            return self._ignored
+        return self._metric.labels(peer, *values)
 
 
 class Metrics:
-    """Without `quality`, nothing here says how well any model does, our own or a peer's."""
+    """All metrics; without `quality`, those that reveal how well a model performs are hidden."""
 
     def __init__(
         self,
@@ -89,8 +139,8 @@ class Metrics:
         quality: bool = True,
     ) -> None:
         self.registry = CollectorRegistry()
-        self._shown_quality = self.registry if quality else None
-        self._per_peer: list[PerPeer[Counter] | PerPeer[Gauge]] = []
+        self._quality_registry = self.registry if quality else None
+        self._per_peer: list[PeerSeries[Counter] | PeerSeries[Gauge]] = []
         self._define_rounds(phases)
         self._define_peers()
         self._define_transfers()
@@ -98,43 +148,46 @@ class Metrics:
         self._define_trust()
         self._define_machine(version)
         self.rounds_configured.set(rounds)
-        here = list(peers)
-        self.configured.set(len(here))
-        for peer in here:
-            self.admit(peer)
+        names = list(peers)
+        self.configured.set(len(names))
+        for peer in names:
+            self.add_peer(peer)
 
-    def admit(self, peer: PeerName) -> None:
+    def add_peer(self, peer: PeerName) -> None:
         for series in self._per_peer:
-            series.admit(peer)
+            series.add_peer(peer)
 
-    def dismiss(self, peer: PeerName) -> None:
-        """It is no longer in peers.yaml."""
+    def remove_peer(self, peer: PeerName) -> None:
         for series in self._per_peer:
-            series.dismiss(peer)
+            series.remove_peer(peer)
 
     def _define_rounds(self, phases: Iterable[str]) -> None:
-        self.round = self._gauge("round", "The federation round this site is working on.")
-        self.rounds_configured = self._gauge("rounds_configured", "Rounds the federation will run.")
+        self.round = self._gauge("round", "The round this site is working on.")
+        self.rounds_configured = self._gauge(
+            "rounds_configured", "Number of rounds in the federation config."
+        )
         self.phase = self._gauge("round_phase", "1 for the current phase.", "phase", phases)
         self.rounds_total = self._counter(
-            "rounds", "Rounds this site has completed.", "outcome", Outcome
+            "rounds", "Rounds this site has completed.", "outcome", RoundOutcome
         )
         self.last_completed = self._gauge(
-            "last_round_completed_timestamp_seconds", "When the last round was completed."
+            "last_round_completed_timestamp_seconds", "Completion time of the last round."
         )
         self.round_duration = self._histogram(
-            "round_duration_seconds", "From the beginning of a round's training to its end."
+            "round_duration_seconds",
+            "Duration of a round, from the start of training to its commit.",
         )
         self.phase_duration = self._histogram(
-            "phase_duration_seconds", "How long a round's phases took.", "phase", WORKING
+            "phase_duration_seconds", "Duration of the phases of a round.", "phase", WORKING
         )
         self.waiting = self._gauge(
-            "barrier_waiting_seconds", "How long this round has waited for updates of peers."
+            "barrier_waiting_seconds", "Time this round has waited for updates of peers."
         )
-        self.degraded = self._gauge("degraded", "1 while too few peers are here to go on.")
+        self.degraded = self._gauge("degraded", "1 while too few peers are reachable to continue.")
         self.paused = self._gauge("paused", "1 while an operator has paused this site.")
         self.reverts = self._counter(
-            "aggregate_reverts", "Rounds that kept our own model because merging did harm."
+            "aggregate_reverts",
+            "Rounds that kept our own model because every merge failed the check.",
         )
 
     def _define_peers(self) -> None:
@@ -147,14 +200,14 @@ class Metrics:
             "peer_consecutive_rejections", "Rounds in a row that the peer was rejected."
         )
         self.left_out = self._peer_counter(
-            "peer_left_out", "Rounds closed without the peer although it was there."
+            "peer_left_out", "Rounds closed without the peer although it was reachable."
         )
         self.merge_dropped = self._peer_counter(
-            "merge_dropped", "Accepted models left out of a merge that would have done harm."
+            "merge_dropped", "Accepted models dropped from a merge by the merge check."
         )
-        self.reachable = self._peer_gauge("peer_reachable", "1 while the peer answers or calls.")
+        self.reachable = self._peer_gauge("peer_reachable", "1 while the peer answers or calls us.")
         self.last_seen = self._peer_gauge(
-            "peer_last_seen_timestamp_seconds", "When the peer was last heard; 0 for never."
+            "peer_last_seen_timestamp_seconds", "Time of the peer's last message; 0 if none."
         )
 
     def _define_transfers(self) -> None:
@@ -172,25 +225,25 @@ class Metrics:
             "transfer_errors", "Transfers that failed.", ("direction", "reason"), _TRANSFER_ERRORS
         )
         self.resumes = self._peer_counter(
-            "transfer_resumes", "Transfers that broke off and went on from where they were."
+            "transfer_resumes", "Interrupted transfers that were resumed."
         )
         self.transfer_duration = self._histogram(
-            "transfer_duration_seconds", "How long transfers took.", "direction", DIRECTIONS
+            "transfer_duration_seconds", "Duration of transfers.", "direction", DIRECTIONS
         )
 
     def _define_quality(self) -> None:
-        self.agreement = PerPeer(
+        self.agreement = PeerSeries(
             Gauge,
             "lightyear_peer_agreement",
             "Agreement of the peer's last judged model with ours, from 0 to 1.",
-            self._shown_quality,
+            self._quality_registry,
             start=math.nan,
         )
-        self.weight = PerPeer(
+        self.weight = PeerSeries(
             Gauge,
             "lightyear_peer_weight_ratio",
             "The peer's share in the last merge.",
-            self._shown_quality,
+            self._quality_registry,
         )
         self._per_peer += [self.agreement, self.weight]
         self.threshold = self._gauge("peer_agreement_threshold", "Agreement a peer must reach.")
@@ -199,7 +252,7 @@ class Metrics:
             "lightyear_local_loss",
             "Our model's loss on this site's own data.",
             ["stage"],
-            registry=self._shown_quality,
+            registry=self._quality_registry,
         )
         for stage in STAGES:
             self.local_loss.labels(stage).set(math.nan)
@@ -207,10 +260,22 @@ class Metrics:
             "lightyear_local_metric",
             "Our model's metrics on this site's own data.",
             ["name", "stage"],
-            registry=self._shown_quality,
+            registry=self._quality_registry,
         )
+        self.federation_gain = Gauge(
+            "lightyear_federation_gain",
+            "Score of the federated model minus that of the model trained alone, and its error.",
+            ["value"],
+            registry=self._quality_registry,
+        )
+        self.serving_federated = Gauge(
+            "lightyear_serving_federated",
+            "1 if the federated model is served, 0 if it is the one trained alone.",
+            registry=self._quality_registry,
+        )
+        self.serving_federated.set(math.nan)
         self.score_duration = self._histogram(
-            "score_duration_seconds", "How long judging the updates of a round took."
+            "score_duration_seconds", "Time to judge the updates of a round."
         )
         self.probe_samples = self._gauge(
             "score_probe_samples", "Validation samples that peers' models are judged on."
@@ -219,13 +284,13 @@ class Metrics:
     def _define_trust(self) -> None:
         self.refusals = self._peer_counter(
             "peer_refusals",
-            "What the peer said and was refused for.",
+            "Messages and updates of the peer that were refused.",
             ("reason",),
             [(reason,) for reason in _REFUSALS],
         )
         self.denials = self._peer_counter(
             "peer_calls_denied",
-            "Calls of the peer that were not answered.",
+            "Calls of the peer that were denied.",
             ("reason",),
             [(reason,) for reason in DENIALS],
         )
@@ -233,77 +298,93 @@ class Metrics:
             "peer_equivocations", "Proofs that the peer signed two updates of one round."
         )
         self.quarantined = self._peer_gauge(
-            "peer_quarantined", "1 while the peer is in quarantine for two stories."
+            "peer_quarantined", "1 while the peer is quarantined for equivocation."
         )
         self.rewritten = self._peer_counter(
             "peer_journal_contradictions", "Proofs that the peer has rewritten its journal."
         )
+        self.withheld = self._peer_counter(
+            "peer_records_withheld",
+            "Journal records not written because the peer exceeded its quota.",
+        )
         self.accusations = self._counter(
-            "accusations", "Proofs of peers that two updates of one round bear our signature."
+            "accusations", "Proofs from peers that two updates of one round have our signature."
         )
         self.authentication_failures = self._counter(
-            "authentication_failures", "Calls without a valid identity.", "reason", STRANGERS
+            "authentication_failures",
+            "Calls without a valid identity.",
+            "reason",
+            AUTHENTICATION_FAILURES,
         )
         self.certificate_expiry = self._gauge(
-            "certificate_expiry_timestamp_seconds", "When this site's certificate ends."
+            "certificate_expiry_timestamp_seconds", "Expiry time of this site's certificate."
         )
         self.records = self._counter("audit_records", "Records written to the journal.")
         self.chain_valid = self._gauge(
-            "audit_chain_valid", "Whether our journal held when last checked; NaN before that."
+            "audit_chain_valid",
+            "1 if our journal was valid when last checked; NaN before the first check.",
         )
         self.chain_valid.set(math.nan)
 
     def _define_machine(self, version: str) -> None:
         build = self._gauge("build_info", "The running version, always 1.", "version", [version])
         build.labels(version).set(1)
-        self.worker_up = self._gauge("worker_up", "1 while the worker process runs.")
+        self.worker_up = self._gauge("worker_up", "1 while the worker process is running.")
         self.worker_restarts = self._counter(
-            "worker_restarts", "Times the worker was replaced.", "reason", RESTARTS
+            "worker_restarts", "Restarts of the worker process.", "reason", RESTARTS
         )
         self.reload_successful = self._gauge(
-            "config_last_reload_successful", "1 if the settings could be used when last read."
+            "config_last_reload_successful", "1 if the settings were valid when last read."
         )
         self.reload_successful.set(1)
+        self.damaged = self._counter(
+            "damaged_files", "Stored weights files found to be damaged.", "kind", DAMAGED
+        )
         self.disk_free = self._gauge("disk_free_bytes", "Free space for the state directory.")
-        self.disk_low = self._gauge("disk_low", "1 while the node lacks space on its disk.")
+        self.log_suppressed = self._counter(
+            "log_lines_suppressed", "Log lines suppressed by the hourly limit per peer and kind."
+        )
+        self.disk_low = self._gauge("disk_low", "1 while the node lacks disk space.")
+        self.descriptors_low = self._gauge(
+            "descriptors_low", "1 while the node waits for file descriptors."
+        )
+        self.crowded_out = self._counter(
+            "connections_crowded_out", "Connections closed because too many were unidentified."
+        )
 
     def _counter(
-        self, name: str, about: str, label: str = "", values: Iterable[str] = ()
+        self, name: str, help: str, label: str = "", values: Iterable[str] = ()
     ) -> Counter:
-        return self._made(Counter, name, about, label, values)
+        return self._metric(Counter, name, help, label, values)
 
-    def _gauge(self, name: str, about: str, label: str = "", values: Iterable[str] = ()) -> Gauge:
-        return self._made(Gauge, name, about, label, values)
+    def _gauge(self, name: str, help: str, label: str = "", values: Iterable[str] = ()) -> Gauge:
+        return self._metric(Gauge, name, help, label, values)
 
     def _histogram(
-        self, name: str, about: str, label: str = "", values: Iterable[str] = ()
+        self, name: str, help: str, label: str = "", values: Iterable[str] = ()
     ) -> Histogram:
-        labels = [label] if label else []
-        made = Histogram(
-            f"lightyear_{name}", about, labels, registry=self.registry, buckets=BUCKETS_S
-        )
-        for value in values:
-            made.labels(value)
-        return made
+        return self._metric(partial(Histogram, buckets=BUCKETS_S), name, help, label, values)
 
-    def _made(self, kind: type[M], name: str, about: str, label: str, values: Iterable[str]) -> M:
-        made = kind(f"lightyear_{name}", about, [label] if label else [], registry=self.registry)
+    def _metric(
+        self, kind: Callable[..., M], name: str, help: str, label: str, values: Iterable[str]
+    ) -> M:
+        metric = kind(f"lightyear_{name}", help, [label] if label else [], registry=self.registry)
         for value in values:
-            made.labels(value)
-        return made
+            metric.labels(value)
+        return metric
 
     def _peer_counter(
         self,
         name: str,
-        about: str,
+        help: str,
         labels: Sequence[str] = (),
         values: Sequence[tuple[str, ...]] = NO_LABELS,
-    ) -> PerPeer[Counter]:
-        made = PerPeer(Counter, f"lightyear_{name}", about, self.registry, labels, values)
-        self._per_peer.append(made)
-        return made
+    ) -> PeerSeries[Counter]:
+        metric = PeerSeries(Counter, f"lightyear_{name}", help, self.registry, labels, values)
+        self._per_peer.append(metric)
+        return metric
 
-    def _peer_gauge(self, name: str, about: str) -> PerPeer[Gauge]:
-        made = PerPeer(Gauge, f"lightyear_{name}", about, self.registry)
-        self._per_peer.append(made)
-        return made
+    def _peer_gauge(self, name: str, help: str) -> PeerSeries[Gauge]:
+        metric = PeerSeries(Gauge, f"lightyear_{name}", help, self.registry)
+        self._per_peer.append(metric)
+        return metric

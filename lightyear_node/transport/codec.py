@@ -1,26 +1,25 @@
-"""One chunk of weights as the bytes that cross the wire, and back, exactly.
+"""Lossless wire format of one chunk of weights.
 
-Owns the frame's layout.  Must not know files or peers.  Weights hardly compress as they lie: the
+Owns the frame's layout.  Must not know files or peers.  Weights hardly compress as stored: the
 lower bytes of a float are noise and hide the regularity of the higher ones.  So the bytes of all
-elements are sorted into planes, lowest bytes first, and each plane is compressed alone, or stored
-where that gains nothing.  Against the chunk of the update before, elements are first replaced by
-their difference, as integers, with the sign in the lowest bit: small steps leave the upper planes
-almost empty.
+elements are split into planes, lowest bytes first, and each plane is compressed separately, or
+stored if that gains nothing.  In a delta, elements are first replaced by their difference to the
+same chunk of the base (the sender's previous update), as integers with the sign in the lowest bit:
+small steps leave the upper planes almost empty.
 
-    u8    0: the elements themselves; 1: differences from the same chunk of the base
-    then, for each run of equally wide elements, for each plane:
-    u8    0: stored; 1: one zstd frame that states its content's size
-    u32   little-endian, the length of what follows
+    u8    0: values; 1: differences to the same chunk of the base
+    then, for each run of elements of equal width, for each plane:
+    u8    0: stored; 1: one zstd frame that states its content size
+    u32   little-endian, length of the plane as sent
     …     the plane
 
-The file's header never travels: the receiver puts its own in its place.  Whatever a frame says is
-checked before anything is allocated for it: the library's own `max_output_size` does not hold when
-a frame names its size, and 32 kB can name a gigabyte.
+The file's header is never sent: the receiver inserts its own.  All sizes in a frame are checked
+before memory is allocated: zstandard ignores `max_output_size` if a frame states its size, and
+32 kB can state a gigabyte.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +28,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import zstandard
 
-from lightyear_node.records import CHUNK_BYTES, Reason
-from lightyear_node.store import chunk_count, chunk_length
+from lightyear_node.storage import safetensors_header
+from lightyear_node.storage.blobs import ChunkRefused, chunk_count, chunk_length
+from lightyear_node.transport.limits import FRAME_BYTES_MAX
+from lightyear_node.types import CHUNK_BYTES, Reason
 
 _PACKING = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST,
@@ -42,14 +43,12 @@ _PACKING = zstandard.ZstdCompressionParameters(
     write_checksum=0,
     write_dict_id=0,
 )
-"""As zstd's level 1, but with hardly any search for repetitions: a plane has none but runs of one
-byte, and what is found by chance spoils the Huffman code.  Twice as fast, and a little smaller."""
+"""Like zstd's level 1, with almost no match search: a plane has no repetitions except runs of one
+byte, and accidental matches make the Huffman code worse.  Twice as fast, and slightly smaller."""
 GAIN_MIN = 0.02
-"""A plane that shrinks by less is stored, which costs the receiver nothing."""
-DELTA_IS_GOOD = 0.75
-"""Differences that take less than this share of the raw bytes are not compared with the values."""
-FRAME_BYTES_MAX = CHUNK_BYTES + 4096
-"""A chunk whose every plane is stored, and the planes' heads."""
+"""A plane that shrinks by less is stored, which needs no work at the receiver."""
+DELTA_GOOD_ENOUGH = 0.75
+"""Differences smaller than this share of the raw bytes are sent without encoding the values."""
 
 _VALUES, _DIFFERENCES = 0, 1
 _STORED, _ZSTD = 0, 1
@@ -61,91 +60,90 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 Elements: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
-class FrameRefused(ValueError):
-    """Not the frame of the chunk that was due."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring elements of one width; bytes from `begin` to `end`."""
+class ElementRun:
+    """Adjacent elements of one width, at bytes `begin` to `end`."""
 
     begin: int
     end: int
     width: int
 
 
-class Grid:
-    """Where the elements lie in a weights file of our own model; the same for all its updates."""
+class ChunkGrid:
+    """Positions of the elements in a weights file of our model, the same for all its updates."""
 
     def __init__(self, header: bytes) -> None:
-        """`header` is our own: 8 bytes of length and the JSON of a safetensors file."""
+        """`header` is that of our own file: the length in 8 bytes, then safetensors' JSON."""
         self.header = header
-        entries = json.loads(header[8:])
-        runs: list[Run] = []
+        entries = safetensors_header.parse(header)
+        runs: list[ElementRun] = []
         for entry in sorted(entries.values(), key=lambda entry: entry["data_offsets"]):
             begin, end = (len(header) + offset for offset in entry["data_offsets"])
             width = _WIDTHS[entry["dtype"]]
             if runs and runs[-1].width == width and runs[-1].end == begin:
-                runs[-1] = Run(runs[-1].begin, end, width)
+                runs[-1] = ElementRun(runs[-1].begin, end, width)
             elif begin < end:
-                runs.append(Run(begin, end, width))
+                runs.append(ElementRun(begin, end, width))
         if any(run.begin % run.width for run in runs):
-            raise ValueError("an element would lie across two chunks")
+            raise ValueError("an element would cross the border between two chunks")
         self._runs = runs
         self.raw_bytes = runs[-1].end if runs else len(header)
         self.chunks = chunk_count(self.raw_bytes)
 
-    def runs(self, index: int) -> Iterator[Run]:
-        """The runs in chunk `index`, counted from its beginning."""
+    def runs(self, index: int) -> Iterator[ElementRun]:
+        """The runs in chunk `index`, at offsets relative to its start."""
         start = index * CHUNK_BYTES
         stop = start + CHUNK_BYTES
         for run in self._runs:
             if run.begin < stop and run.end > start:
-                yield Run(max(run.begin, start) - start, min(run.end, stop) - start, run.width)
+                yield ElementRun(
+                    max(run.begin, start) - start, min(run.end, stop) - start, run.width
+                )
 
     def blank(self, index: int, buffer: bytearray) -> memoryview:
-        """Chunk `index` with our own header in its place, and not yet anything else."""
+        """Chunk `index` with our own header in its place; the rest is undefined."""
         start = index * CHUNK_BYTES
-        head = self.header[start : start + CHUNK_BYTES]
+        header = self.header[start : start + CHUNK_BYTES]
         chunk = memoryview(buffer)[: chunk_length(self.raw_bytes, index)]
-        chunk[: len(head)] = head
+        chunk[: len(header)] = header
         return chunk
 
 
-def encode_chunk(grid: Grid, index: int, raw: Bytes, base: Bytes | None = None) -> bytes:
-    """The shorter of the chunk's values and, where there is a base, its differences from that."""
+def encode_chunk(grid: ChunkGrid, index: int, raw: Bytes, base: Bytes | None = None) -> bytes:
+    """Encode a chunk as values or, with a base, as differences, whichever is shorter."""
     if base is None:
         return _encode(grid, index, raw, None)
     differences = _encode(grid, index, raw, base)
-    if len(differences) < DELTA_IS_GOOD * len(raw):
+    if len(differences) < DELTA_GOOD_ENOUGH * len(raw):
         return differences
     return min(differences, _encode(grid, index, raw, None), key=len)
 
 
+def needs_base(frame: Bytes) -> bool:
+    """Whether a frame has differences."""
+    return len(frame) > 0 and frame[0] == _DIFFERENCES
+
+
 def decode_chunk(
-    grid: Grid,
+    grid: ChunkGrid,
     index: int,
     frame: Bytes,
     base: Bytes | None = None,
     buffer: bytearray | None = None,
 ) -> memoryview:
-    """The chunk's raw bytes; `base` only if differences were asked for.
+    """The chunk's raw bytes; pass `base` only if differences were requested.
 
-    They lie in `buffer`, of a whole chunk's size, where that is given: new memory for every chunk
-    would cost as much as decoding.
+    The result is in `buffer`, of CHUNK_BYTES, if that is given: allocating memory for every chunk
+    would take as long as decoding.
     """
     if len(frame) > FRAME_BYTES_MAX:
-        raise FrameRefused(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes")
+        raise ChunkRefused(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes")
     rest = memoryview(frame)
     kind = rest[0] if rest else None
     if kind not in (_VALUES, _DIFFERENCES):
-        raise FrameRefused(Reason.MALFORMED, "a frame of no known kind")
+        raise ChunkRefused(Reason.MALFORMED, "a frame of unknown kind")
     if kind == _DIFFERENCES and base is None:
-        raise FrameRefused(Reason.MALFORMED, "differences that were not asked for")
+        raise ChunkRefused(Reason.MALFORMED, "differences that were not requested")
     rest = rest[1:]
     raw = grid.blank(index, bytearray(CHUNK_BYTES) if buffer is None else buffer)
     for run in grid.runs(index):
@@ -159,20 +157,20 @@ def decode_chunk(
         if kind == _DIFFERENCES and base is not None:
             _add(_view(base, run), elements)
     if rest:
-        raise FrameRefused(Reason.MALFORMED, f"{len(rest)} bytes follow the last plane")
+        raise ChunkRefused(Reason.MALFORMED, f"{len(rest)} bytes follow the last plane")
     return raw
 
 
-def _encode(grid: Grid, index: int, raw: Bytes, base: Bytes | None) -> bytes:
-    # Made anew for every chunk, since one may not be shared between threads; it costs nothing.
+def _encode(grid: ChunkGrid, index: int, raw: Bytes, base: Bytes | None) -> bytes:
+    # A new one for every chunk, since it cannot be shared between threads; it is cheap.
     encoder = zstandard.ZstdCompressor(compression_params=_PACKING)
     parts = [bytes([_VALUES if base is None else _DIFFERENCES])]
     for run in grid.runs(index):
         elements = _view(raw, run)
         if base is not None:
             elements = _differences(elements, _view(base, run))
-        for place in range(run.width):
-            plane = (elements >> elements.dtype.type(8 * place)).astype(np.uint8).data
+        for byte in range(run.width):
+            plane = (elements >> elements.dtype.type(8 * byte)).astype(np.uint8).data
             packed = encoder.compress(plane)
             if len(packed) <= (1 - GAIN_MIN) * len(plane):
                 parts += [_HEAD.pack(_ZSTD, len(packed)), packed]
@@ -181,13 +179,13 @@ def _encode(grid: Grid, index: int, raw: Bytes, base: Bytes | None) -> bytes:
     return b"".join(parts)
 
 
-def _view(chunk: Bytes, run: Run) -> Elements:
+def _view(chunk: Bytes, run: ElementRun) -> Elements:
     count = (run.end - run.begin) // run.width
     return np.frombuffer(chunk, dtype=f"<u{run.width}", count=count, offset=run.begin)
 
 
 def _differences(elements: Elements, base: Elements) -> Elements:
-    """Integers modulo their width, so that every difference has one; the sign becomes bit 0."""
+    """Zigzag-encoded differences, modulo the elements' width; the sign becomes bit 0."""
     signed = (elements - base).view(f"<i{elements.itemsize}")
     sign = signed >> (8 * elements.itemsize - 1)
     signed <<= 1
@@ -197,7 +195,7 @@ def _differences(elements: Elements, base: Elements) -> Elements:
 
 
 def _add(base: Elements, folded: Elements) -> None:
-    """The inverse of `_differences`, in place: there is no room for copies at this speed."""
+    """The inverse of `_differences`, in place: copies would be too slow."""
     one = folded.dtype.type(1)
     sign = folded & one
     np.negative(sign, out=sign)
@@ -207,7 +205,7 @@ def _add(base: Elements, folded: Elements) -> None:
 
 
 def _join(planes: list[Bytes], elements: Elements) -> None:
-    """The inverse of splitting into planes, from the highest bytes to the lowest."""
+    """Assemble elements from their planes, from the highest byte to the lowest."""
     count = len(elements)
     elements[:] = np.frombuffer(planes[-1], np.uint8, count)
     for plane in reversed(planes[:-1]):
@@ -216,46 +214,46 @@ def _join(planes: list[Bytes], elements: Elements) -> None:
 
 
 def _plane(rest: memoryview, count: int) -> tuple[Bytes, memoryview]:
-    """The next plane, of exactly `count` bytes, and what follows it."""
+    """The next plane, of exactly `count` bytes, and the rest of the frame."""
     if len(rest) < _HEAD.size:
-        raise FrameRefused(Reason.MALFORMED, "the frame ends before its last plane")
+        raise ChunkRefused(Reason.MALFORMED, "the frame ends before its last plane")
     method, length = _HEAD.unpack_from(rest)
     packed, rest = rest[_HEAD.size : _HEAD.size + length], rest[_HEAD.size + length :]
     if len(packed) != length:
-        raise FrameRefused(Reason.MALFORMED, "the frame ends within a plane")
+        raise ChunkRefused(Reason.MALFORMED, "the frame ends within a plane")
     if method == _STORED:
         if length != count:
-            raise FrameRefused(Reason.MALFORMED, f"a plane of {length} bytes, not {count}")
+            raise ChunkRefused(Reason.MALFORMED, f"a plane of {length} bytes, not {count}")
         return packed, rest
     if method != _ZSTD:
-        raise FrameRefused(Reason.MALFORMED, f"a plane packed by method {method}")
+        raise ChunkRefused(Reason.MALFORMED, f"a plane of unknown compression {method}")
     return _unpacked(bytes(packed), count), rest
 
 
 def _unpacked(packed: bytes, count: int) -> bytes:
     if not packed.startswith(_MAGIC):
-        # Skippable frames begin differently, too.
-        raise FrameRefused(Reason.MALFORMED, "not a zstd frame")
+        # This excludes skippable frames, too.
+        raise ChunkRefused(Reason.MALFORMED, "not a zstd frame")
     try:
         header = zstandard.get_frame_parameters(packed)
     except zstandard.ZstdError as error:
-        raise FrameRefused(Reason.MALFORMED, f"unreadable frame header: {error}") from None
+        raise ChunkRefused(Reason.MALFORMED, f"unreadable frame header: {error}") from None
     if header.content_size != count:
         larger = header.content_size > count
-        raise FrameRefused(
+        raise ChunkRefused(
             Reason.TOO_LARGE if larger else Reason.MALFORMED,
             f"the frame states {header.content_size} bytes, the plane has {count}",
         )
     if header.window_size > CHUNK_BYTES:
-        raise FrameRefused(Reason.TOO_LARGE, f"a window of {header.window_size} bytes")
+        raise ChunkRefused(Reason.TOO_LARGE, f"a window of {header.window_size} bytes")
     if header.dict_id != 0:
-        raise FrameRefused(Reason.MALFORMED, "a dictionary is named")
+        raise ChunkRefused(Reason.MALFORMED, "the frame needs a dictionary")
     decoder = zstandard.ZstdDecompressor(max_window_size=CHUNK_BYTES)
     try:
-        # Refuses a frame that is cut short, and one that anything follows.
+        # Refuses truncated frames and trailing data.
         raw = decoder.decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise FrameRefused(Reason.MALFORMED, str(error)) from None
+        raise ChunkRefused(Reason.MALFORMED, str(error)) from None
     if len(raw) != count:
-        raise FrameRefused(Reason.MALFORMED, f"{len(raw)} bytes where {count} were stated")
+        raise ChunkRefused(Reason.MALFORMED, f"{len(raw)} bytes where {count} were stated")
     return raw

@@ -1,7 +1,7 @@
-"""Protobuf messages to records and back; the border that every peer's word crosses.
+"""Converts protobuf messages to records and back, and checks every field of a peer.
 
-Owns the shape and size of each field on the wire.  Must not know what a field means: whether a
-manifest is signed, or a round is sensible, is for `admission` and the barrier.
+Owns the type and size of each field on the wire.  Must not know what a field means: signatures and
+rounds are checked by `protocol`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lightyear_node.records import (
+from lightyear_node.config.fields import NAME_PATTERN
+from lightyear_node.storage.blobs import chunk_count
+from lightyear_node.transport import limits
+from lightyear_node.types import (
     ROUND_MAX,
     Announcement,
     Digest,
@@ -25,14 +28,11 @@ from lightyear_node.records import (
     SignedManifest,
     Update,
 )
-from lightyear_node.store import chunk_count
-from lightyear_node.transport import limits
 from lightyear_node.v1 import exchange_pb2 as pb
 
 Message = Any
-"""A generated message; mypy does not look into generated code."""
+"""A generated message; mypy does not check generated code."""
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _WORD = re.compile(r"[A-Za-z0-9_.-]*")
 _VERSION_MAX = 2**31 - 1
 _DIGEST_BYTES = 32
@@ -41,7 +41,7 @@ _CLAUSE_BYTES = 8
 
 
 class Malformed(ValueError):
-    """A message that no honest site sends."""
+    """A message that violates the protocol; no honest site sends one."""
 
 
 def hello_to(hello: Hello) -> Message:
@@ -138,7 +138,7 @@ def list_to(raw_bytes: int, chunk_digests: tuple[bytes, ...]) -> Message:
 
 
 def list_from(piece: Message) -> tuple[int, tuple[bytes, ...]]:
-    """The first piece of a fetch."""
+    """Size and chunk hashes, from the first piece of a fetch."""
     if piece.WhichOneof("piece") != "list":
         raise Malformed("the first piece is not the chunk list")
     raw_bytes = _number(piece.list.raw_bytes, "raw_bytes", limits.RAW_BYTES_MAX)
@@ -154,11 +154,11 @@ def chunk_to(index: int, frame: bytes) -> Message:
 
 
 def chunk_from(piece: Message, expected_index: int) -> bytes:
-    """The frame of every further piece, which come in order."""
+    """The frame of a further piece; they come in order."""
     if piece.WhichOneof("piece") != "chunk":
         raise Malformed("a piece that is not a chunk")
     if piece.chunk.index != expected_index:
-        raise Malformed(f"chunk {piece.chunk.index} where {expected_index} was due")
+        raise Malformed(f"chunk {piece.chunk.index} instead of {expected_index}")
     return bytes(piece.chunk.frame)
 
 
@@ -185,7 +185,7 @@ def _signed_to(signed: SignedManifest) -> Message:
 def _signed_from(message: Message) -> SignedManifest:
     signature = _signature(message.signature)
     manifest = message.manifest
-    if not _NAME.fullmatch(manifest.peer):
+    if not re.fullmatch(NAME_PATTERN, manifest.peer):
         raise Malformed("a manifest whose peer has no valid name")
     update = Update(
         peer=PeerName(manifest.peer),

@@ -60,32 +60,33 @@ class ExchangeServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Hello(self, request, context):
-        """When two sites meet, and again after either has restarted: do we mean the same federation?
-        A site that cannot work with the caller answers FAILED_PRECONDITION and says why.
+        """At the first contact, and after a restart of either site: compares versions, federation
+        configs and models.  A site that is incompatible with the caller answers FAILED_PRECONDITION
+        with the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Announce(self, request, context):
-        """At every heartbeat: the caller's state, answered with the callee's own.  State, not events:
-        a lost or repeated announcement changes nothing, and where only one side can open connections
-        both still learn of each other.
+        """At every heartbeat: the caller's state, answered with the server's.  States, not events: a lost
+        or repeated announcement does no harm, and both sides learn each other's state even if only
+        one of them can open connections.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """The chunks of one update, from the first one that the caller lacks.
+        """The chunks of one update, starting with the first that the caller lacks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lend(self, request_iterator, context):
-        """The caller cannot be reached, and lends this stream to the callee for one call in the other
-        direction: the callee sends one Question, the caller answers as if it had been called.
+        """A reverse stream: the caller has no port, and opens this stream for one call in the other
+        direction.  The server sends one Question, and the caller answers it as if it had been called.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,115 +1,141 @@
-"""One hospital's model and data, for as long as the worker lives.
+"""One site's model and data: trains, judges and merges.
 
-Every method is a function of files: it reads weights from paths, writes weights to paths, and
-remembers nothing that a new worker could not read again.  The daemon's worker and the laboratory's
-simulations both run on this class, so that what is simulated is what is deployed.
+Every method is a function of files: it reads weights from paths, writes weights to paths, and keeps
+no state that a new worker could not read from files.  The worker and the laboratory's simulations
+run the same class, so that results of simulations hold for nodes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightyear_node.config.agreement import LIGHTYEAR, ExchangeTerms, RuleTerms
-from lightyear_node.config.site import Malfunction
+from lightyear_node.config.federation import LIGHTYEAR, ExchangeConfig, RuleConfig
 from lightyear_node.errors import ConfigError, TaskFailed
-from lightyear_node.learning import Layout, Probe, Weights, load_into, make_rule
+from lightyear_node.learning import Layout, Validation, Weights, load_into, make_rule
+from lightyear_node.learning.batchnorm import estimate_statistics
+from lightyear_node.learning.exchanged_tensors import copy_with_ties
 from lightyear_node.learning.forward import batch_rows
-from lightyear_node.learning.malfunctions import STALE_ROUNDS, corrupt
-from lightyear_node.learning.malfunctions import Malfunction as MalfunctionKind
 from lightyear_node.learning.rules import Lightyear
-from lightyear_node.learning.rules.base import Candidate as RuleCandidate
-from lightyear_node.learning.rules.base import Judgement, Rule, Share, Turn
-from lightyear_node.learning.selection import twin
-from lightyear_node.learning.statistics import estimate
-from lightyear_node.records import Harm, Opened, PeerName, Round
-from lightyear_node.worker import carry as carry_file
-from lightyear_node.worker.intake import HEADER_SPARE_BYTES, Refused, take_in
-from lightyear_node.worker.jobs import Candidate, Merged, Trained
-from lightyear_node.worker.merging import NO_LABELS, NO_LABELS_HINT, merge_harmlessly
-from lightyear_node.worker.packing import Packing
+from lightyear_node.learning.rules.base import Candidate, Judgement, MergeShare, RoundContext, Rule
+from lightyear_node.types import Check, Harm, Opened, PeerName, Round, Worth
+from lightyear_node.worker import training_state
+from lightyear_node.worker.import_checkpoint import (
+    HEADER_SPARE_BYTES,
+    CheckpointRefused,
+    import_checkpoint,
+)
+from lightyear_node.worker.isolated_judging import judge_isolated
+from lightyear_node.worker.job_types import (
+    LOCAL_NAMES_MAX,
+    CandidateFile,
+    ExchangeSummary,
+    MergeResult,
+    RoundFiles,
+    TrainedUpdate,
+)
+from lightyear_node.worker.merging import NO_LABELS, NO_LABELS_HINT, merge_with_limit
+from lightyear_node.worker.rehearsal import rehearse
+from lightyear_node.worker.shadow import Shadow
 from lightyear_node.worker.task import Task
-from lightyear_node.worker.train import (
+from lightyear_node.worker.training import (
     Progress,
+    TrainableModel,
     count_samples,
     evaluate,
     pick_device,
     split_batch,
 )
-from lightyear_node.worker.trainee import Trainee, poisoned
+from lightyear_node.worker.update_files import UpdateFiles
 
 
-class Site:
+class LocalSite:
     def __init__(
         self,
         task: Task,
         *,
         name: str,
         seed: int,
-        rule: RuleTerms,
+        rule: RuleConfig,
         rounds: int | None = None,
         device: str = "auto",
-        exchange: ExchangeTerms | None = None,
-        malfunction: Malfunction | None = None,
+        exchange: ExchangeConfig | None = None,
         tolerant: bool = False,
     ) -> None:
-        """A `tolerant` site goes on with weights that are not numbers: experiments show them."""
+        """A `tolerant` site continues with weights that are not finite, as experiments need it."""
         self._task = task
         self._name = name
         self._seed = seed
-        self._rule = _rule(rule)
+        self._rule = self._make_rule(rule)
         self._harm_allowed = rule.harm_allowed
         self._rounds = rounds
         self._tolerant = tolerant
-        self._device = pick_device(device)
-        self._malfunction = _checked(malfunction)
-        self._fresh = task.model
+        self.device = pick_device(device)
         torch.manual_seed(seed)
         model = task.model if isinstance(task.model, nn.Module) else task.model()
-        self._shared = Trainee(task, model, self._device)
-        self._personal: Trainee | None = None
+        self._shared = TrainableModel(task, model, self.device)
+        self._personal: TrainableModel | None = None
         if self._rule.personal_strength:
-            self._personal = Trainee(task, twin(model), self._device)
-        self._packing = Packing(self._shared.model, exchange or ExchangeTerms())
-        self._probe = self._make_probe()
-        self._probe.anchor(self._packing.exchanged(model))
+            self._personal = TrainableModel(task, copy_with_ties(model), self.device)
+        self._files = UpdateFiles(self._shared.model, exchange or ExchangeConfig())
+        self._validation = self._make_validation()
+        start = self._files.exchanged(self._shared.model)
+        self._validation.set_reference(start)
+        self._zero_at_start = [name for name in start if not bool(start[name].any())]
         asked_for = self._harm_allowed is not None and rule.harm_max is not None
-        if asked_for and self._probe.own_loss is None:
+        if asked_for and self._validation.own_loss is None:
             raise ConfigError(NO_LABELS, hint=NO_LABELS_HINT)
+        self._shadow: Shadow | None = None
+        if rule.shadow:
+            second = TrainableModel(task, copy_with_ties(model), self.device)
+            self._shadow = Shadow(second, self._validation, self._draw_private_seed)
         self._has_trained = False
+        self._round = contextlib.ExitStack()
+        """What holds between `begin_round` and `end_round`: the rule's proximal term."""
 
     @property
-    def malfunctions(self) -> bool:
-        return self._malfunction is not None
+    def model(self) -> nn.Module:
+        return self._shared.model
+
+    @property
+    def has_personal_model(self) -> bool:
+        return self._personal is not None
+
+    @property
+    def has_shadow(self) -> bool:
+        return self._shadow is not None
 
     @property
     def wire(self) -> Layout:
-        """How the files are laid out that this site sends and receives."""
-        return self._packing.wire
+        """Layout of the updates that this site sends and receives."""
+        return self._files.wire
 
     def opened(self) -> Opened:
-        reference = self._probe.reference
+        reference = self._validation.reference
         return Opened(
-            device=str(self._device),
+            device=str(self.device),
             parameters=sum(parameter.numel() for parameter in self._shared.model.parameters()),
             train_samples=self._samples(),
             val_samples=reference.samples,
-            head=self._probe.head.name,
+            head=", ".join(layer.name for layer in self._validation.final_layers),
             floor=reference.floor,
-            warnings=tuple(self._packing.warnings),
+            warnings=(*self._files.warnings, *(self._shadow.warnings if self._shadow else ())),
         )
 
     def write_initial(self, out: Path) -> None:
-        """The model before round 0; the same bytes at every site of the federation."""
+        """Write the model before round 0: the same bytes at every site of the federation."""
         if self._has_trained:
             raise ValueError("the initial model is gone once training has begun")
-        self._packing.keep(out, self._packing.exchanged(self._shared.model))
+        self._files.write_full(out, self._files.exchanged(self._shared.model))
 
     def train(
         self,
@@ -122,83 +148,93 @@ class Site:
         carry_out: Path,
         progress: Progress = lambda done, total: None,
         measure: bool = True,
-    ) -> Trained:
-        """One round of local training from `base`.
+    ) -> TrainedUpdate:
+        """Train one round with the task's own loop; `RoundFiles` describes the files."""
+        files = RoundFiles(
+            round=round, base=base, carry=carry, own=own, outgoing=outgoing, carry_out=carry_out
+        )
+        before = self.begin_round(files)
+        self._shared.run(progress)
+        if self._personal is not None:
+            self._train_personal(files, before.get("personal"), progress)
+        if self._shadow is not None:
+            seed = self.round_seed(round)
+            self._shadow.train(seed, before.get("shadow"), base, self._files, progress)
+        return self.end_round(files, measure=measure)
 
-        `own` is the model in full.  `outgoing` is what the peers get; it is written only where
-        that is another: rounded, or changed by a malfunction.
+    def begin_round(self, files: RoundFiles) -> Mapping[str, Any]:
+        """Load the model and the training state, and set the seed; returns that state."""
+        self._has_trained = True
+        self._round.close()
+        before = training_state.load(files.carry) if files.carry is not None else {}
+        self._restore(self._shared, files.base, before.get("shared"))
+        # The seed depends on the round alone: training again after a crash gives the same bytes.
+        seed, strength = self.round_seed(files.round), self._rule.proximal_strength
+        self._round.enter_context(self._shared.training(seed, proximal_strength=strength))
+        return before
+
+    def end_round(
+        self,
+        files: RoundFiles,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        measure: bool = True,
+    ) -> TrainedUpdate:
+        """Write the trained model and the training state.
+
+        `metrics` are those of the training code itself; without them, the task's are measured.
+        """
+        self._round.close()
+        written = self._files
+        tensors = written.exchanged(self._shared.model)
+        self._check_finite(tensors, files.round)
+        written.write_full(files.own, tensors)
+        after: dict[str, Any] = {"shared": self._shared.state(written.local_names)}
+        if self._personal is not None:
+            after["personal"] = self._personal.state(written.names)
+        if self._shadow is not None:
+            after["shadow"] = self._shadow.state()
+        clamped = 0
+        if written.wire != written.layout:
+            clamped = written.write_update(files.outgoing, tensors)
+        training_state.save(files.carry_out, after)
+        if metrics is None:
+            metrics = self._metrics() if measure else {}
+        return TrainedUpdate(samples=self._samples(), metrics=metrics, clamped=clamped)
+
+    def rehearse(self, *, full: bool, train: bool = True) -> tuple[list[Check], ExchangeSummary]:
+        """Try one step, one batch and every metric; and say which tensors are exchanged.
+
+        The weights in memory are useless afterwards: for a worker that does nothing else.
         """
         self._has_trained = True
-        packing = self._packing
-        before = carry_file.load(carry) if carry is not None else {}
-        self._restore(self._shared, base, before.get("shared"))
-        # Seeded by the round alone, so that training again after a crash gives the same bytes.
-        seed = _seed(self._seed, self._name, round)
-        self._shared.train(seed, progress, pull=self._rule.proximal_strength)
-        tensors = packing.exchanged(self._shared.model)
-        self._check_finite(tensors, round)
-        clamped = 0
-        packing.keep(own, tensors)
-        carried: dict[str, Any] = {"shared": self._shared.carried(packing.at_home)}
-        if self._personal is not None:
-            self._train_personal(base, before.get("personal"), seed, progress)
-            carried["personal"] = self._personal.carried(packing.names)
-        if self._malfunction is not None and self._malfunction.kind == MalfunctionKind.STALE:
-            past = [*before.get("past", []), tensors]
-            clamped = packing.send(outgoing, past[0])
-            carried["past"] = past[-_stale_rounds(self._malfunction) :]
-        elif self._malfunction is not None:
-            clamped = self.pretend(
-                self._malfunction, base=base, carry=carry, own=own, round=round, out=outgoing
-            )
-        elif packing.wire != packing.layout:
-            clamped = packing.send(outgoing, tensors)
-        carry_file.save(carry_out, carried)
-        metrics = self._metrics() if measure else {}
-        return Trained(samples=self._samples(), metrics=metrics, clamped=clamped)
+        files = self._files
+        exchange = ExchangeSummary(
+            tensors=len(files.wire.entries),
+            bytes=files.wire.file_bytes,
+            local_tensors=len(files.local_names),
+            local=tuple(sorted(files.local_names)[:LOCAL_NAMES_MAX]),
+        )
+        torch.manual_seed(self.round_seed(0))
+        checks = rehearse(self._task, self._shared, self._test_data, full=full, train=train)
+        return checks, exchange
 
-    def pretend(
-        self,
-        malfunction: Malfunction,
-        *,
-        base: Path,
-        carry: Path | None,
-        own: Path,
-        round: int,
-        out: Path,
-    ) -> int:
-        """Write what a site with this malfunction sends in place of `own`.
+    def import_checkpoint(
+        self, path: Path, out: Path, *, as_peer: bool
+    ) -> CheckpointRefused | None:
+        """Convert a checkpoint into a file in full or, `as_peer`, into an update.
 
-        `base` and `carry` are what the round began with.  Returns what `Trained` calls `clamped`.
+        Returns why that is not possible, or None.
         """
-        match malfunction.kind:
-            case MalfunctionKind.FREE_RIDER:
-                sent: Mapping[str, Tensor] = self._packing.kept(base)
-            case MalfunctionKind.LABEL_FLIP:
-                sent = self._poisoned(base, carry, round)
-            case kind:
-                sent = corrupt(
-                    kind,
-                    self._packing.kept(own),
-                    seed=_seed(self._seed, self._name, round),
-                    round=round,
-                    scale=malfunction.scale,
-                    fresh=self._fresh,
-                    head=self._probe.head.name,
-                )
-        return self._packing.send(out, sent)
-
-    def take_in(self, path: Path, out: Path, *, as_peer: bool) -> Refused | None:
-        """A checkpoint that a person brings, as a peer's update or as a model of our own."""
-        state, packing = self._shared.model.state_dict(), self._packing
-        return take_in(
+        state, files = self._shared.model.state_dict(), self._files
+        return import_checkpoint(
             path,
             out,
-            ours=packing.layout,
-            wanted=packing.wire if as_peer else packing.layout,
+            ours=files.layout,
+            wanted=files.wire if as_peer else files.layout,
             also=state.keys(),
             bytes_max=sum(tensor.nbytes for tensor in state.values())
-            + 4 * len(packing.layout.header)
+            + 4 * len(files.layout.header)
             + HEADER_SPARE_BYTES,
         )
 
@@ -207,113 +243,133 @@ class Site:
         *,
         own: Path,
         before: Path,
-        peers: Sequence[Candidate],
+        peers: Sequence[CandidateFile],
         round: int,
         state: Mapping[str, Any] | None = None,
         carry: Path | None = None,
-        rule: RuleTerms | None = None,
+        rule: RuleConfig | None = None,
         progress: Progress = lambda done, total: None,
     ) -> Judgement:
         """A verdict for each peer; one peer's weights are in memory at a time.
 
-        `state` is what the rule returned in the round before, `carry` what training has left, for
-        a site that was not there to train.  Another `rule` than the site's own says what a site
-        under it would have judged.
+        A file that cannot be read, or with which judging raises, gets its peer a verdict that says
+        so; the others are judged as if it had not arrived.
+
+        `state` is what the rule returned in the round before.  `carry` is the training state, for
+        a process that has not trained.  `rule` replaces the site's own rule, for comparisons.
         """
         judging = self._rule if rule is None else _rule(rule)
-        self._recall(carry)
-        self._furnish()
-        kept, received = self._packing.kept, self._packing.received
-        with kept(own) as ours, kept(before) as start:
-            candidates = [
-                RuleCandidate(peer.peer, received(peer.path), peer.samples, peer.digest)
-                for peer in peers
-            ]
-            return judging.judge(
-                RuleCandidate(PeerName(self._name), ours, self._samples()),
-                candidates,
-                self._probe,
-                Turn(Round(round), self._rounds, start, state or {}, progress),
+        self._restore_state(carry)
+        self._load_local_tensors()
+        validation = self._shadow.judging(round) if self._shadow else self._validation
+        read = self._files.read_full
+        with read(own) as ours, read(before) as start:
+            own_candidate = Candidate(PeerName(self._name), ours, self._samples())
+            context = RoundContext(
+                Round(round), self._rounds, start, state or {}, progress, self._zero_at_start
+            )
+            return judge_isolated(
+                peers,
+                self._files.read_update,
+                lambda candidates: judging.judge(own_candidate, candidates, validation, context),
             )
 
     def merge(
         self,
         *,
         own: Path,
-        accepted: Sequence[tuple[Candidate, float]],
+        accepted: Sequence[tuple[CandidateFile, float]],
         round: int,
         out: Path,
         carry: Path | None = None,
+        worth: Worth | None = None,
         measure: bool = True,
-    ) -> Merged:
-        """The round's new model: deterministic, so that a crash in between changes nothing.
+    ) -> MergeResult:
+        """Write the round's new model: deterministic, so that repeating it gives the same bytes.
 
-        Peers' models enter as they were received, our own as it is, whatever rounding its copies
-        at the peers went through.
-        `carry` is what training has left, for a site that was not there to train.
+        Peers' models enter as received, our own in full, not rounded as in our update.  `carry` is
+        the training state, for a process that has not trained.  `worth` is that of the round
+        before, for a site with a shadow.
         """
-        self._recall(carry)
-        kept, received = self._packing.kept, self._packing.received
-        with kept(own) as ours:
-            shares = [Share(peer.peer, received(peer.path), weight) for peer, weight in accepted]
+        self._restore_state(carry)
+        files = self._files
+        with files.read_full(own) as ours:
+            shares = [
+                MergeShare(peer.peer, files.read_update(peer.path), weight)
+                for peer, weight in accepted
+            ]
             harm = self._merge(ours, shares, Round(round), out)
             if harm is not None:
                 shares = [share for share in shares if share.peer not in harm.dropped]
-        with kept(out) as weights:
+        with files.read_full(out) as weights:
             load_into(self._shared.model, weights)
-        anew = shares and self._rule.own_statistics
-        if anew and estimate(self._shared.model, self._probe.batches):
-            self._packing.keep(out, self._packing.exchanged(self._shared.model))
-        return Merged(metrics=self._metrics() if measure else {}, harm=harm)
+        own_statistics = shares and self._rule.own_statistics
+        if own_statistics and estimate_statistics(self._shared.model, self._validation.batches):
+            files.write_full(out, files.exchanged(self._shared.model))
+        metrics = self._metrics() if measure else {}
+        if self._shadow is not None:
+            worth = self._shadow.weigh((self._personal or self._shared).runner, round, worth)
+        if self._shadow is not None and worth is not None and measure:
+            worth = replace(worth, alone=_finite(self._metrics_of(self._shadow.model)))
+        return MergeResult(metrics, harm, worth)
+
+    def _make_rule(self, config: RuleConfig) -> Rule:
+        return _rule(config)
 
     def _merge(
-        self, ours: Weights, shares: Sequence[Share], round: Round, out: Path
+        self, ours: Weights, shares: Sequence[MergeShare], round: Round, out: Path
     ) -> Harm | None:
-        """As the rule says; None where what comes of it is not measured."""
+        """Merge as the rule does; None if the merge check is disabled."""
         if self._harm_allowed is None or not shares:
-            self._packing.keep(out, self._rule.merge(ours, shares, round))
+            self._files.write_full(out, self._rule.merge(ours, shares, round))
             return None
-        self._furnish()
-        return merge_harmlessly(
-            out, self._packing, self._rule, self._probe, ours, shares, round, self._harm_allowed
+        self._load_local_tensors()
+        validation = self._shadow.confirming(round) if self._shadow else self._validation
+        return merge_with_limit(
+            out, self._files, self._rule, validation, ours, shares, round, self._harm_allowed
         )
 
-    def _furnish(self) -> None:
-        """Models are tried with what of ours does not travel."""
-        own_state = self._shared.model.state_dict()
-        self._probe.furnish({name: own_state[name] for name in self._packing.at_home})
+    def _load_local_tensors(self) -> None:
+        """Measure models with our own values of the tensors that are not exchanged."""
+        self._validation.set_local_tensors(self.local_tensors())
 
-    def _recall(self, carry: Path | None) -> None:
-        """What training has left at home; a site that has trained still has it."""
+    def local_tensors(self) -> dict[str, Tensor]:
+        """The tensors that are not exchanged."""
+        state = self._shared.model.state_dict()
+        return {name: state[name] for name in self._files.local_names}
+
+    def _restore_state(self, carry: Path | None) -> None:
+        """Load the training state, unless this process has trained and so holds it."""
         if carry is None or self._has_trained:
             return
-        carried = carry_file.load(carry)
-        self._shared.restore(carried["shared"])
+        state = training_state.load(carry)
+        self._shared.restore(state["shared"])
         if self._personal is not None:
-            self._personal.restore(carried["personal"])
+            self._personal.restore(state["personal"])
+        if self._shadow is not None:
+            self._shadow.restore(state.get("shadow"))
 
-    def _restore(self, trainee: Trainee, base: Path, carried: Mapping[str, Any] | None) -> None:
-        with self._packing.kept(base) as weights:
-            load_into(trainee.model, weights)
-        if carried is not None:
-            trainee.restore(carried)
+    def _restore(
+        self, trainable: TrainableModel, base: Path, state: Mapping[str, Any] | None
+    ) -> None:
+        with self._files.read_full(base) as weights:
+            load_into(trainable.model, weights)
+        if state is not None:
+            trainable.restore(state)
 
     def _train_personal(
-        self, base: Path, carried: Mapping[str, Any] | None, seed: int, progress: Progress
+        self, files: RoundFiles, state: Mapping[str, Any] | None, progress: Progress
     ) -> None:
         assert self._personal is not None
-        if carried is not None:
-            self._personal.restore(carried)
-        with self._packing.kept(base) as shared:
-            self._personal.train(seed, progress, pull=self._rule.personal_strength, towards=shared)
-
-    def _poisoned(self, base: Path, carry: Path | None, round: int) -> dict[str, Tensor]:
-        """What this round would have given on flipped labels."""
-        misled = Trainee(poisoned(self._task), twin(self._shared.model), self._device)
-        carried = carry_file.load(carry)["shared"] if carry is not None else None
-        self._restore(misled, base, carried)
-        misled.train(_seed(self._seed, self._name, round), lambda done, total: None)
-        return self._packing.exchanged(misled.model)
+        if state is not None:
+            self._personal.restore(state)
+        with self._files.read_full(files.base) as shared:
+            self._personal.train(
+                self.round_seed(files.round),
+                progress,
+                proximal_strength=self._rule.personal_strength,
+                towards=shared,
+            )
 
     def _check_finite(self, tensors: Mapping[str, Tensor], round: int) -> None:
         if self._tolerant or all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
@@ -323,24 +379,36 @@ class Site:
             hint="lower the learning rate or check the data",
         )
 
-    def _make_probe(self) -> Probe:
-        # Fixed once: every peer of every round is judged on the same samples.
+    def _make_validation(self) -> Validation:
+        # Read once: every peer of every round is judged on the same samples.
         batches = [split_batch(self._task, batch) for batch in self._task.val_data]
         if not batches or batch_rows(batches[0]) == 0:
             raise TaskFailed("the validation data is empty", hint="check the task's `val_data`")
-        return Probe(
+        return Validation(
             self._shared.model,
             batches,
             loss=self._task.loss,
             head=self._task.head,
-            device=self._device,
+            output=self._task.output,
+            device=self.device,
         )
 
+    def round_seed(self, round: int) -> int:
+        return _seed(self._seed, self._name, round)
+
+    def _draw_private_seed(self) -> int:
+        return secrets.randbits(62)
+
     def _metrics(self) -> dict[str, float]:
-        """Of the model that this site would use: its personal one, where the rule keeps one."""
-        data = self._task.test_data if self._task.test_data is not None else self._task.val_data
-        used = self._personal or self._shared
-        return evaluate(self._task, used.model, data, self._device)
+        """Metrics of the model that this site would use: the personal one if the rule has one."""
+        return self._metrics_of((self._personal or self._shared).runner)
+
+    def _metrics_of(self, model: nn.Module) -> dict[str, float]:
+        return evaluate(self._task, model, self._test_data, self.device)
+
+    @property
+    def _test_data(self) -> Iterable[Any]:
+        return self._task.test_data if self._task.test_data is not None else self._task.val_data
 
     def _samples(self) -> int:
         if self._task.samples is not None:
@@ -348,26 +416,18 @@ class Site:
         return count_samples(self._task.train_data) or 0
 
 
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without numbers that JSON does not have: training alone may diverge."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
 def _seed(seed: int, name: str, round: int) -> int:
     digest = hashlib.sha256(f"{seed}/{name}/{round}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _rule(terms: RuleTerms) -> Rule:
-    if terms.name != LIGHTYEAR:
-        return make_rule(terms.name, terms.options)
+def _rule(config: RuleConfig) -> Rule:
+    if config.name != LIGHTYEAR:
+        return make_rule(config.name, config.options)
     known = {field.name for field in fields(Lightyear)}
-    return make_rule(terms.name, terms.model_dump(include=known))
-
-
-def _checked(malfunction: Malfunction | None) -> Malfunction | None:
-    if malfunction is not None and malfunction.kind not in set(MalfunctionKind):
-        raise ConfigError(
-            f"there is no malfunction `{malfunction.kind}`",
-            hint="known: " + ", ".join(MalfunctionKind),
-        )
-    return malfunction
-
-
-def _stale_rounds(malfunction: Malfunction) -> int:
-    return max(1, int(malfunction.scale or STALE_ROUNDS))
+    return make_rule(config.name, config.model_dump(include=known))

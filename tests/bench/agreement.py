@@ -1,14 +1,16 @@
-"""What a score costs: `python tests/bench/agreement.py` prints one JSON object.
+"""Measures the cost of an agreement score.  Prints one JSON object.
 
-The paper's FEMNIST network, one peer, n samples.  In the same run, alternating:
+The paper's FEMNIST network, one peer, n samples.  Alternating in one run:
 
     closed_s     the agreement with a prepared reference, one peer
     forward_s    a plain forward pass of that peer over the same batches
-    jacobian_s   the same score, its kernel from vmap(jacrev) on the head
+    jacobian_s   the same score, with the kernel from vmap(jacrev) on the final layer
 
-Processor seconds of one thread, so that a busy machine does not decide.  Medians, ratios taken
-within a repetition: `speedup` = jacobian / closed (goal ≥ 50), `overhead` = closed / forward
+CPU seconds of one thread, so that other load has little effect.  Medians; ratios are taken within
+a repetition: `speedup` = jacobian / closed (goal ≥ 50), `overhead` = closed / forward
 (goal ≤ 1.3).
+
+    python tests/bench/agreement.py
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
-from lightyear_node.learning import Reference
-from lightyear_node.tasks.networks import PaperCNN
+from lightyear_node.lab.tasks.networks import PaperCNN
+from lightyear_node.learning import ReferenceKernels, find_final_layers
 
 CLASSES = 62
 
@@ -78,7 +80,7 @@ def main() -> None:
     torch.manual_seed(0)
     ours, theirs = femnist_net(), femnist_net()
     batches = list(torch.split(torch.rand(options.samples, 1, 28, 28), options.batch))
-    reference = Reference(ours, batches)
+    reference = ReferenceKernels(ours, batches, find_final_layers(ours, batches[0]))
     own = centred_kernel_by_jacobians(ours, batches)
 
     def by_jacobians() -> float:
@@ -89,7 +91,7 @@ def main() -> None:
     plain: list[float] = []
     slow: list[float] = []
     for repetition in range(options.repetitions + 1):
-        forward(theirs, batches)  # the Jacobians have left caches and allocator cold
+        forward(theirs, batches)  # warms up caches and allocator after the Jacobians
         times = (
             seconds(lambda: reference.agreement(theirs)),
             seconds(lambda: forward(theirs, batches)),

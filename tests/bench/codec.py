@@ -1,8 +1,8 @@
-"""How fast one core encodes and decodes, against plain zstd at level 1 and against copying.
+"""Measures encoding and decoding on one core, against zstd at level 1 and against copying.
 
-On a real update (FEMNIST's, or else the digits') and the one before it, repeated to 32 MB.
-Processor time, best of several; MB are of float32 weights, also where they travel as bfloat16.
-Prints one JSON object.
+Uses a real update (of FEMNIST, or else of the digits) and the previous one, repeated to 32 MB.
+CPU time, best of several; MB are those of the float32 weights, even for bfloat16.  Prints one JSON
+object.
 
     python tests/bench/codec.py
 """
@@ -18,8 +18,8 @@ import zstandard
 from parts.trajectories import available, grid_of, recorded
 from parts.weights import grid_for
 
-from lightyear_node.records import CHUNK_BYTES
 from lightyear_node.transport.codec import decode_chunk, encode_chunk
+from lightyear_node.types import CHUNK_BYTES
 
 SIZE_BYTES = 32 << 20
 REPEATS = 5
@@ -28,9 +28,9 @@ REPEATS = 5
 def best_s(work: Callable[[], object]) -> float:
     best = float("inf")
     for _ in range(REPEATS):
-        began = time.process_time()
+        started = time.process_time()
         work()
-        best = min(best, time.process_time() - began)
+        best = min(best, time.process_time() - started)
     return best
 
 
@@ -43,9 +43,9 @@ def measure(files: list[Path], dtype: str, delta: bool) -> dict[str, float]:
     width = {"F32": 4, "BF16": 2}[dtype]
     grid = grid_for(SIZE_BYTES // 4, dtype)
     size = SIZE_BYTES // 4 * width
-    raw, old = (grid.header + content(path, size) for path in (files[-1], files[-2]))
+    raw, previous = (grid.header + content(path, size) for path in (files[-1], files[-2]))
     parts = [
-        (raw[at : at + CHUNK_BYTES], old[at : at + CHUNK_BYTES] if delta else None)
+        (raw[at : at + CHUNK_BYTES], previous[at : at + CHUNK_BYTES] if delta else None)
         for at in range(0, len(raw), CHUNK_BYTES)
     ]
     frames = [encode_chunk(grid, i, part, base) for i, (part, base) in enumerate(parts)]
@@ -59,7 +59,7 @@ def measure(files: list[Path], dtype: str, delta: bool) -> dict[str, float]:
             decode_chunk(grid, index, frame, base)
 
     decoded = b"".join(decode_chunk(grid, i, f, parts[i][1]) for i, f in enumerate(frames))
-    assert decoded == raw, "not a bit may differ"
+    assert decoded == raw, "decoding must be exact"
     return {
         "share": round(sum(map(len, frames)) / SIZE_BYTES, 3),
         "encode_mb_s": round(SIZE_BYTES / 1e6 / best_s(encode)),
@@ -70,13 +70,13 @@ def measure(files: list[Path], dtype: str, delta: bool) -> dict[str, float]:
 def plain(files: list[Path]) -> dict[str, float]:
     raw = content(files[-1], SIZE_BYTES)
     parts = [raw[at : at + CHUNK_BYTES] for at in range(0, len(raw), CHUNK_BYTES)]
-    packer, unpacker = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
-    frames = [packer.compress(part) for part in parts]
+    compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
+    frames = [compressor.compress(part) for part in parts]
     return {
         "share": round(sum(map(len, frames)) / SIZE_BYTES, 3),
-        "encode_mb_s": round(SIZE_BYTES / 1e6 / best_s(lambda: [*map(packer.compress, parts)])),
+        "encode_mb_s": round(SIZE_BYTES / 1e6 / best_s(lambda: [*map(compressor.compress, parts)])),
         "decode_mb_s": round(
-            SIZE_BYTES / 1e6 / best_s(lambda: [*map(unpacker.decompress, frames)])
+            SIZE_BYTES / 1e6 / best_s(lambda: [*map(decompressor.decompress, frames)])
         ),
     }
 
@@ -93,14 +93,14 @@ def main() -> None:
     with recorded(task, "bfloat16", rounds=6) as files:
         runs["bfloat16_delta"] = measure(files, "BF16", delta=True)
     copy_mb_s = round(SIZE_BYTES / 1e6 / best_s(lambda: bytearray(raw)))
-    against = {
-        f"{name}_{what}_to_zstd_1": round(
-            runs[name][f"{what}_mb_s"] / runs["zstd_1"][f"{what}_mb_s"], 2
+    ratios = {
+        f"{name}_{step}_to_zstd_1": round(
+            runs[name][f"{step}_mb_s"] / runs["zstd_1"][f"{step}_mb_s"], 2
         )
         for name in ("planes", "delta", "bfloat16_delta")
-        for what in ("encode", "decode")
+        for step in ("encode", "decode")
     }
-    print(json.dumps({"bench": "codec", "task": task, **runs, "copy_mb_s": copy_mb_s, **against}))
+    print(json.dumps({"bench": "codec", "task": task, **runs, "copy_mb_s": copy_mb_s, **ratios}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a line that is cut every two seconds costs: bytes that are sent again.
+"""Measures how many bytes are sent again when the connection is cut every two seconds.
 
-A fetch of 60 MB through a proxy that lets 8 MB/s pass and cuts all connections every 2 s, against
-the same fetch without cuts.  Prints one JSON object; the goal is at most two chunks per cut.
+Fetches 60 MB through a proxy with 8 MB/s that cuts all connections every 2 s, and without cuts.
+Prints one JSON object; the goal is at most two chunks per cut.
 
     python tests/bench/cuts.py
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 
 from parts import sites
 
-from lightyear_node.records import CHUNK_BYTES, Digest
-from lightyear_node.store import Store
+from lightyear_node.storage.blobs import BlobStore
+from lightyear_node.types import CHUNK_BYTES, Digest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from proxy import ChaosProxy, Counts
+from tests.support.bad_network_proxy import ChaosProxy, Counts
 
 SIZE_MB = 60
 RATE_BYTES_S = 8 * sites.MB
@@ -37,7 +37,7 @@ async def fetch(home: Path, digest: Digest, cut_every_s: float | None) -> tuple[
         proxy.rate_bytes_s = RATE_BYTES_S
         proxy.cut_every_s = cut_every_s
         client = sites.client_for(home, US, THEM, proxy.address)
-        store = Store(home / f"fetched-{cut_every_s}")
+        store = BlobStore(home / f"fetched-{cut_every_s}")
         transfer = await client.fetch(sites.manifest_of(THEM, digest, grid), store, grid)
         assert store.verify(digest)
         counts = proxy.counts
@@ -51,17 +51,17 @@ async def main() -> None:
         home = Path(folder)
         sites.make_keys(home, [US, THEM])
         digest = sites.make_update(home, SIZE_MB)
-        smooth, smooth_s = await fetch(home, digest, None)
-        rough, rough_s = await fetch(home, digest, CUT_EVERY_S)
-    again = rough.from_target - smooth.from_target
-    per_cut = again / max(1, rough.cuts) / CHUNK_BYTES
+        uncut, uncut_s = await fetch(home, digest, None)
+        cut, cut_s = await fetch(home, digest, CUT_EVERY_S)
+    resent = cut.from_target - uncut.from_target
+    per_cut = resent / max(1, cut.cuts) / CHUNK_BYTES
     found = {
-        "cuts": rough.cuts,
-        "bytes_without_cuts": smooth.from_target,
-        "bytes_with_cuts": rough.from_target,
+        "cuts": cut.cuts,
+        "bytes_without_cuts": uncut.from_target,
+        "bytes_with_cuts": cut.from_target,
         "chunks_again_per_cut": round(per_cut, 2),
-        "slower": round(rough_s / smooth_s, 2),
-        "goal_met": per_cut <= 2 and rough.cuts > 0,
+        "slower": round(cut_s / uncut_s, 2),
+        "goal_met": per_cut <= 2 and cut.cuts > 0,
     }
     print(json.dumps({"bench": "cuts", **found}))
 

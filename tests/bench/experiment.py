@@ -1,16 +1,18 @@
-"""What a simulated federation costs besides training: `python tests/bench/experiment.py`.
+"""Measures the overhead of a simulated federation over plain training.  Prints one JSON object.
 
-Digits, five sites, the same batches.  In turn, in processor seconds of one thread:
+Digits, five sites, the same batches.  Alternating, in CPU seconds of one thread:
 
-    plain       a bare training loop of the same network over the same batches, and an evaluation
-                of the test set at the end of the last epoch: no federation code at all
-    local       `simulate` under the rule local: everything but judging and merging
-    fedavg      with merging, nobody is judged on data
-    lightyear   with every peer judged on the validation set, the guard on
+    plain       a training loop of the same network over the same batches, and an evaluation on the
+                test set after the last epoch, without federation code
+    local       `simulate` with the rule local: everything but judging and merging
+    fedavg      with merging, without judging
+    lightyear   with every peer judged on the validation set, and the guard
 
-`overhead` is the time over plain's (goal of local: ≤ 1.1).  Judging costs forward passes that plain
-training does not have, so `scoring` compares it with those: judging eight peers with the paper's
-FEMNIST network on 256 samples, over a bare forward pass of each model (goal ≤ 1.3).
+`overhead` is the time divided by that of plain (goal for local: ≤ 1.1).  Judging needs forward
+passes that plain training does not, so `scoring` compares with those: judging eight peers with the
+paper's FEMNIST network on 256 samples, divided by a forward pass of each model (goal ≤ 1.3).
+
+    python tests/bench/experiment.py
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from collections.abc import Callable
 
 import torch
 
-from lightyear_node.config.agreement import RuleTerms
-from lightyear_node.config.site import TaskEntry
-from lightyear_node.lab.simulate import Spec, simulate
-from lightyear_node.learning import Candidate, Probe, exchanged, make_rule
-from lightyear_node.learning.rules import Turn
-from lightyear_node.records import PeerName, Round
-from lightyear_node.tasks.digits import SmallCNN, build
-from lightyear_node.tasks.networks import CHARACTERS, PaperCNN
-from lightyear_node.worker.train import evaluate
+from lightyear_node.config.federation import RuleConfig
+from lightyear_node.config.node import TaskConfig
+from lightyear_node.lab.simulate import simulate
+from lightyear_node.lab.simulation_records import SimulationSpec
+from lightyear_node.lab.tasks.digits import SmallCNN, build
+from lightyear_node.lab.tasks.networks import CHARACTERS, PaperCNN
+from lightyear_node.learning import Candidate, Validation, exchanged, make_rule
+from lightyear_node.learning.rules import RoundContext
+from lightyear_node.types import PeerName, Round
+from lightyear_node.worker.training import evaluate
 
 SITES = 5
 CPU = torch.device("cpu")
@@ -55,12 +58,12 @@ def plain(rounds: int, epochs: int) -> None:
 
 def federation(rule: str, rounds: int, epochs: int) -> None:
     names = [PeerName(f"site-{index}") for index in range(SITES)]
-    task = TaskEntry(args={"epochs": epochs})
-    simulate(Spec(names, rounds, 0, RuleTerms(name=rule), task, final_only=True))
+    task = TaskConfig(args={"epochs": epochs})
+    simulate(SimulationSpec(names, rounds, 0, RuleConfig(name=rule), task, final_only=True))
 
 
 def scoring(peers: int = 8, rows: int = 256) -> tuple[float, float]:
-    """Judging that many peers, and the forward passes that it takes."""
+    """Seconds to judge so many peers, and for the same forward passes alone."""
     torch.manual_seed(1)
     model = PaperCNN()
     batches = [
@@ -71,7 +74,7 @@ def scoring(peers: int = 8, rows: int = 256) -> tuple[float, float]:
         Candidate(PeerName(f"peer-{index}"), {n: t + 1e-3 for n, t in own.weights.items()})
         for index in range(peers)
     ]
-    probe = Probe(model, batches)
+    probe = Validation(model, batches)
     rule = make_rule("lightyear")
 
     def forward() -> None:
@@ -82,7 +85,7 @@ def scoring(peers: int = 8, rows: int = 256) -> tuple[float, float]:
                     model(x)
 
     return (
-        seconds(lambda: rule.judge(own, others, probe, Turn(Round(0), start=own.weights))),
+        seconds(lambda: rule.judge(own, others, probe, RoundContext(Round(0), start=own.weights))),
         seconds(forward),
     )
 
@@ -98,36 +101,38 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    # What is loaded at first use belongs to neither side.
+    # Warm-up: loads what is imported at first use.
     plain(1, 1)
     federation("lightyear", 1, 1)
     scoring(peers=1)
-    taken: dict[str, list[float]] = {}
-    for _ in range(given.repetitions):
-        taken.setdefault("plain", []).append(seconds(lambda: plain(given.rounds, given.epochs)))
+    times_by_name: dict[str, list[float]] = {}
+    for _ in range(options.repetitions):
+        times_by_name.setdefault("plain", []).append(
+            seconds(lambda: plain(options.rounds, options.epochs))
+        )
         for rule in ("local", "fedavg", "lightyear"):
-            work = seconds(lambda rule=rule: federation(rule, given.rounds, given.epochs))  # type: ignore[misc]
-            taken.setdefault(rule, []).append(work)
-    scores = [scoring() for _ in range(given.repetitions)]
-    epochs = SITES * given.rounds * given.epochs
+            work = seconds(lambda rule=rule: federation(rule, options.rounds, options.epochs))  # type: ignore[misc]
+            times_by_name.setdefault(rule, []).append(work)
+    scores = [scoring() for _ in range(options.repetitions)]
+    epochs = SITES * options.rounds * options.epochs
     print(
         json.dumps(
             {
                 "bench": "experiment",
                 "client_epochs_per_second": {
                     name: round(epochs / statistics.median(times), 1)
-                    for name, times in taken.items()
+                    for name, times in times_by_name.items()
                 },
                 "overhead": {
                     name: round(
                         statistics.median(
-                            a / b for a, b in zip(times, taken["plain"], strict=True)
+                            a / b for a, b in zip(times, times_by_name["plain"], strict=True)
                         ),
                         3,
                     )
-                    for name, times in taken.items()
+                    for name, times in times_by_name.items()
                 },
                 "goal_local": 1.1,
                 "scoring": round(statistics.median(a / b for a, b in scores), 3),

@@ -1,9 +1,9 @@
-"""How fast an update travels: two processes, mutual TLS, loopback.
+"""Measures the throughput of a fetch between two processes: mutual TLS, loopback.
 
-Against a bare grpc.aio stream of the same bytes in the same pieces with the same options, which are
-read and thrown away.  A fetch also decodes, hashes and writes them, and makes the file durable; it
-is measured with the receiver's store in memory, which leaves the disk out, and on disk.  In turns,
-so that a busy machine slows all of them; the ratios are of medians.  Prints one JSON object.
+Compared with a bare grpc.aio stream of the same pieces with the same options, which are read and
+discarded.  A fetch also decodes, hashes and writes them, and syncs the file; it is measured with
+the receiver's store in memory and on disk.  Alternating, so that other load affects all of them
+alike; ratios are those of medians.  Prints one JSON object.
 
     python tests/bench/fetch.py
 """
@@ -26,10 +26,10 @@ import grpc.aio
 from parts import sites
 from parts.sites import MB
 
-from lightyear_node.records import CHUNK_BYTES, Digest
-from lightyear_node.store import Store
+from lightyear_node.storage.blobs import BlobStore
 from lightyear_node.transport import limits
 from lightyear_node.transport.codec import encode_chunk
+from lightyear_node.types import CHUNK_BYTES, Digest
 
 SIZE_MB = 100
 REPEATS = 7
@@ -37,10 +37,10 @@ US, THEM = "site-b", "site-a"
 
 
 async def serve(home: Path, digest: Digest) -> None:
-    """The child: both servers; prints their ports, serves until its input ends."""
+    """Runs both servers in the child: prints their ports, serves until its input ends."""
     grid = sites.grid_of_mb(SIZE_MB)
     server, _ = sites.server_for(home, THEM, [US], grid)
-    with Store(home / "offered").path(digest).open("rb") as file:
+    with BlobStore(home / "offered").path(digest).open("rb") as file:
         frames = [encode_chunk(grid, i, file.read(CHUNK_BYTES)) for i in range(grid.chunks)]
 
     async def send(_: Any, context: Any) -> None:
@@ -77,17 +77,17 @@ async def read_bare(home: Path, port: int) -> tuple[float, int]:
     address = f"127.0.0.1:{port}"
     async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
         await channel.channel_ready()
-        began, count = sites.now(), 0
+        started, count = sites.now(), 0
         call = channel.unary_stream("/Bare/Send")(b"all")
         while (piece := await call.read()) is not grpc.aio.EOF:
             count += len(piece)
-        return sites.now() - began, count
+        return sites.now() - started, count
 
 
 async def fetch(home: Path, port: int, digest: Digest, folder: Path) -> float:
     grid = sites.grid_of_mb(SIZE_MB)
     client = sites.client_for(home, US, THEM, f"127.0.0.1:{port}")
-    store = Store(folder)
+    store = BlobStore(folder)
     transfer = await client.fetch(sites.manifest_of(THEM, digest, grid), store, grid)
     assert store.has(digest)
     store.retain(set())
@@ -96,7 +96,7 @@ async def fetch(home: Path, port: int, digest: Digest, folder: Path) -> float:
 
 
 async def measure(home: Path, memory: Path, digest: Digest, ports: list[int]) -> dict[str, Any]:
-    await fetch(home, ports[0], digest, memory)  # encoded once, for all that follow
+    await fetch(home, ports[0], digest, memory)  # encodes the update for all further fetches
     seconds: dict[str, list[float]] = {"bare": [], "fetch": [], "fetch_to_disk": []}
     cpu_s = dict.fromkeys(seconds, 0.0)
     wire_bytes = 0

@@ -1,10 +1,12 @@
-"""What one hostile message costs before it is refused: at most 50 ms of processor and 16 MiB.
+"""Measures the cost of refusing a hostile message: at most 50 ms of CPU time and 16 MiB.
 
-Every kind takes the path that a peer's bytes really take: chunks are decoded and hashed, messages
-are parsed and admitted.  Memory is the larger of what Python allocates (tracemalloc) and of what
-the whole process grows by (VmHWM), since libraries allocate in C.  Prints one JSON object; the
-goals are absolute, and `goal_met` says whether the worst kind meets them.  Files are no messages:
-nobody reads them who was not told to, and their cost is only shown.
+Every kind of message takes the path of a peer's bytes: chunks are decoded and hashed, messages are
+parsed and checked.  Memory is the larger of Python's allocations (tracemalloc) and the growth of
+the process (VmHWM), since libraries allocate in C.  Prints one JSON object; `goal_met` tells
+whether the worst kind meets the goals.  The cost of files is only shown: they are read on an
+operator's request.
+
+    python tests/bench/hostile.py
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError
 
-from lightyear_node.admission import refusal
-from lightyear_node.config.agreement import load_agreement
+from lightyear_node.config.federation import load_federation_config
 from lightyear_node.errors import ConfigError
-from lightyear_node.identity import make_identity
-from lightyear_node.joining import join_line, parse_join_line
-from lightyear_node.records import (
+from lightyear_node.identity.invite import invite_line, parse_invite
+from lightyear_node.identity.keys import make_identity
+from lightyear_node.protocol.manifests import refusal
+from lightyear_node.storage.blobs import BlobStore, ChunkRefused, IncomingBlob, chunk_count
+from lightyear_node.transport import limits, messages
+from lightyear_node.transport.codec import ChunkGrid, decode_chunk, encode_chunk
+from lightyear_node.transport.handlers import parsed
+from lightyear_node.types import (
     CHUNK_BYTES,
     Announcement,
     Digest,
@@ -44,30 +50,26 @@ from lightyear_node.records import (
     SignedManifest,
     Update,
 )
-from lightyear_node.store import ChunkRefused, Incoming, Store, chunk_count
-from lightyear_node.transport import limits, messages
-from lightyear_node.transport.codec import FrameRefused, Grid, decode_chunk, encode_chunk
-from lightyear_node.transport.service import _parsed
 from lightyear_node.v1 import exchange_pb2 as pb
 
 CPU_MS_MAX, MIB_MAX = 50.0, 16.0
 REPEATS = 5
 MIB = 1 << 20
-REFUSALS = (ConfigError, FrameRefused, ChunkRefused, messages.Malformed, DecodeError)
+REFUSALS = (ConfigError, ChunkRefused, messages.Malformed, DecodeError)
 
 SITE = make_identity("site-b", datetime.now(UTC))
 COUNT = CHUNK_BYTES // 4
 PLANES = 4
 
 
-def grid_of_a_whole_chunk() -> Grid:
+def grid_of_two_chunks() -> ChunkGrid:
     entry = {"dtype": "F32", "shape": [2 * COUNT], "data_offsets": [0, 8 * COUNT]}
     text = json.dumps({"w": entry}).encode().ljust(120)
-    return Grid(struct.pack("<Q", len(text)) + text)
+    return ChunkGrid(struct.pack("<Q", len(text)) + text)
 
 
-# The second chunk has no header: a megabyte of numbers.
-GRID, INDEX = grid_of_a_whole_chunk(), 1
+# The second chunk has no header: a megabyte of values.
+GRID, INDEX = grid_of_two_chunks(), 1
 WEIGHTS = np.random.default_rng(7).normal(0, 0.05, COUNT).astype(np.float32).tobytes()
 
 
@@ -96,58 +98,57 @@ def frames() -> dict[str, bytes]:
 
 
 def take_chunk(wire: bytes) -> None:
-    """As a fetch does: parse, decode, compare the hash."""
+    """As in a fetch: parse, decode, compare the hash."""
     piece = pb.Piece.FromString(wire)
     raw = decode_chunk(GRID, INDEX, messages.chunk_from(piece, INDEX))
     if hashlib.sha256(raw).digest() != hashlib.sha256(WEIGHTS).digest():
-        raise FrameRefused(Reason.CHECKSUM, "another chunk")
+        raise ChunkRefused(Reason.CHECKSUM, "another chunk")
 
 
 def take_list(wire: bytes) -> None:
     raw_bytes, chunk_digests = messages.list_from(pb.Piece.FromString(wire))
     with tempfile.TemporaryDirectory() as folder:
-        Incoming.open(Store(Path(folder)), Digest("0" * 64), raw_bytes, chunk_digests)
+        IncomingBlob.open(BlobStore(Path(folder)), Digest("0" * 64), raw_bytes, chunk_digests)
 
 
 def take_announcement(wire: bytes) -> None:
-    """As our port does, and then the conversation."""
-    said = messages.announcement_from(_parsed(pb.Announcement, wire))
-    if said.latest is None:
+    """As the server and then the gossip do."""
+    announcement = messages.announcement_from(parsed(pb.Announcement, wire))
+    if announcement.latest is None:
         raise messages.Malformed("nothing announced")
     found = refusal(
-        said.latest,
+        announcement.latest,
         peer=SITE.name,
-        federation="ward",
+        federation="chest-xray",
         schema=Digest("cd" * 32),
         raw_bytes=1000,
         dtype="float32",
         verify_keys=[SITE.certificate.signing_key] * 2,
-        lamport=0,
     )
     if found is not None:
         raise messages.Malformed(found[1])
 
 
 def take_greeting(wire: bytes) -> None:
-    messages.hello_from(_parsed(pb.Greeting, wire))
+    messages.hello_from(parsed(pb.Greeting, wire))
 
 
 def take_join_line(wire: bytes) -> None:
-    parse_join_line(wire.decode(errors="surrogateescape"))
+    parse_invite(wire.decode(errors="surrogateescape"))
 
 
-def take_agreement(text: bytes) -> None:
+def take_config(text: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(text)
         file.flush()
-        load_agreement(Path(file.name))
+        load_federation_config(Path(file.name))
 
 
 def announcements() -> dict[str, bytes]:
     update = Update(PeerName("site-b"), Generation(0), Round(7), Digest("ab" * 32))
-    manifest = Manifest("ward", update, 99, Digest("cd" * 32), 1000, 500)
+    manifest = Manifest("chest-xray", update, 99, Digest("cd" * 32), 1000, 500)
     forged = Announcement(1, Round(7), "collecting", SignedManifest(manifest, bytes(64)))
-    larger = SITE.sign_manifest(Manifest("ward", update, 99, Digest("cd" * 32), 1 << 61, 500))
+    larger = SITE.sign_manifest(Manifest("chest-xray", update, 99, Digest("cd" * 32), 1 << 61, 500))
     huge = Announcement(1, Round(7), "collecting", larger)
     nested = b""
     while len(nested) < 60_000:
@@ -177,25 +178,25 @@ def kinds() -> dict[str, tuple[Callable[[bytes], None], bytes]]:
         "list of 1 EiB": (take_list, messages.list_to(1 << 60, hashes).SerializeToString()),
         "piece of 2 MiB": (take_list, messages.list_to(1, hashes * 7).SerializeToString()),
     }
-    spoken = {name: (take_announcement, wire) for name, wire in announcements().items()}
+    announced = {name: (take_announcement, wire) for name, wire in announcements().items()}
     greetings = {"greeting of 64 KiB": (take_greeting, b"\x1a\xe8\xfb\x03" + b"x" * 65_000)}
-    line = join_line(SITE, "a.example.org:7443")
+    line = invite_line(SITE, "a.example.org:7443")
     lines = {
         "altered join line": (take_join_line, line[:-9].encode() + b"AAAAAAAAA"),
         "join line of 1 MiB": (take_join_line, b"ly1/" + b"x" * MIB),
         "join line of slashes": (take_join_line, b"ly1" + b"/" * MIB),
     }
-    return {**chunks, **lists, **spoken, **greetings, **lines}
+    return {**chunks, **lists, **announced, **greetings, **lines}
 
 
 def files() -> dict[str, tuple[Callable[[bytes], None], bytes]]:
-    laughs = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a},*{a}]\n" for a, b in ("ab", "bc", "cd"))
+    aliases = "a: &a [x]\n" + "".join(f"{b}: &{b} [*{a},*{a}]\n" for a, b in ("ab", "bc", "cd"))
     return {
-        "yaml of aliases": (take_agreement, laughs.encode()),
-        "yaml of brackets": (take_agreement, b"[" * (MIB - 1)),
-        "yaml of 2 MiB": (take_agreement, b"a: 1\n" * 400_000),
+        "yaml of aliases": (take_config, aliases.encode()),
+        "yaml of brackets": (take_config, b"[" * (MIB - 1)),
+        "yaml of 2 MiB": (take_config, b"a: 1\n" * 400_000),
         "yaml of 64 KiB of keys": (
-            take_agreement,
+            take_config,
             "".join(f"k{n}: 1\n" for n in range(7000)).encode(),
         ),
     }
@@ -224,12 +225,12 @@ def process_bytes(field: str) -> int:
 
 
 def grown_by(take: Callable[[bytes], None], wire: bytes) -> float:
-    """MiB at the peak, seen from Python and from outside; the message itself does not count."""
+    """Peak growth in MiB, of Python's heap or of the process; without the message itself."""
     tracemalloc.start()
     refused(take, wire)
     _, traced = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = process_bytes("VmRSS")
     refused(take, wire)
     return max(traced, process_bytes("VmHWM") - before) / MIB
@@ -239,9 +240,9 @@ def measure(take: Callable[[bytes], None], wire: bytes) -> dict[str, float]:
     refused(take, wire)
     spent = []
     for _ in range(REPEATS):
-        began = time.process_time()
+        started = time.process_time()
         refused(take, wire)
-        spent.append(1000 * (time.process_time() - began))
+        spent.append(1000 * (time.process_time() - started))
     return {"cpu_ms": round(statistics.median(spent), 2), "mib": round(grown_by(take, wire), 2)}
 
 

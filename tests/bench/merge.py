@@ -1,7 +1,9 @@
-"""Does merging more peers take more memory?  `python tests/bench/merge.py` prints one JSON object.
+"""Measures the memory of merging 2 and 12 peers.  Prints one JSON object.
 
-A model of 100 MB in 25 tensors, merged with 2 and with 12 peers from memory-mapped files, each in
-a fresh process: peak resident memory above what the process had before, as a share of the model.
+A model of 100 MB in 25 tensors, from memory-mapped files, each merge in a new process: growth of
+the peak resident memory, as a share of the model.
+
+    python tests/bench/merge.py
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ PEERS = (2, 12)
 def merge(folder: Path, peers: int) -> None:
     import torch
 
-    from lightyear_node.learning import Layout, Share, Weights, make_rule, write
-    from lightyear_node.records import PeerName, Round
+    from lightyear_node.learning import Layout, MergeShare, Weights, make_rule, write
+    from lightyear_node.types import PeerName, Round
 
     torch.set_num_threads(1)
     shape = {f"layer{i:02d}.weight": torch.empty(1000, ELEMENTS // 1000) for i in range(TENSORS)}
     layout = Layout.of(shape)
     del shape
     for number in range(peers + 1):
-        dice = torch.Generator().manual_seed(number)
+        generator = torch.Generator().manual_seed(number)
         pairs = (
-            (name, torch.randn(entry.shape, generator=dice))
+            (name, torch.randn(entry.shape, generator=generator))
             for name, entry in layout.entries.items()
         )
         write(folder / str(number), layout, pairs)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     models = [Weights(folder / str(number), layout) for number in range(peers + 1)]
     shares = [
-        Share(PeerName(f"peer-{number:02d}"), model, 1 / (peers + 1))
+        MergeShare(PeerName(f"peer-{number:02d}"), model, 1 / (peers + 1))
         for number, model in enumerate(models[1:])
     ]
     write(folder / "merged", layout, make_rule("lightyear").merge(models[0], shares, Round(3)))

@@ -1,14 +1,14 @@
-"""What the round protocol costs, on real nodes on this machine: coming back, writing down, waiting.
+"""Measures the overhead of the round protocol with real nodes: recovery, journal, waiting.
 
-`back`: from SIGKILL to going on in the same round.  The operator's supervisor is as fast as can be,
-and the time in which the worker builds the task is told apart: that is the user's own.
+`back`: from SIGKILL until the node continues in the same round.  It is restarted at once, and the
+time in which the worker builds the task is reported separately, since it depends on the task.
 
-`commit` and the rest: eight sites with a model of 20 k parameters, in lock-step.  The honest bound
-of a round is the training of the slowest site and the way of its update to the others; what a round
-takes beyond that is the protocol's: judging, merging, the journal, the barrier, and waiting for
-messages.  Two things limit what can be said here.  Sixteen processes share this machine's cores, so
-that every time includes waiting for a core, the protocol's relatively more: with a core for each
-site it is less.  And loopback has no delay, which a real network adds twice to every round.
+`commit` and the others: eight sites with a model of 20 k parameters, in lock-step.  The lower bound
+of a round is the training of the slowest site and the transfer of its update; the rest is the
+protocol's: judging, merging, the journal, the barrier, and waiting for messages.  Two limitations:
+sixteen processes share the cores of this machine, so that every duration includes waiting for a
+core, relatively more in the protocol; and loopback has no latency, which a real network adds twice
+to every round.
 
 Prints one JSON object.
 
@@ -28,10 +28,10 @@ from typing import Any
 
 from parts.stopwatch import START, Lap, laps_of
 
-from lightyear_node.config.agreement import BarrierTerms, RuleTerms
-from lightyear_node.config.site import TaskEntry
+from lightyear_node.config.federation import BarrierConfig, RuleConfig
+from lightyear_node.config.node import TaskConfig
 from lightyear_node.lab.federation import Federation, SiteHome, lay_out, site_names
-from lightyear_node.records import PeerName
+from lightyear_node.types import PeerName
 
 DEADLINE_S = 300.0
 SITES = 8
@@ -39,7 +39,7 @@ ROUNDS = 8
 KILLS = 4
 TASK = """
 from torch import nn
-from lightyear_node.tasks import digits
+from lightyear_node.lab.tasks import digits
 
 
 def build(site_index=0, site_count=1, seed=0):
@@ -53,7 +53,7 @@ def build(site_index=0, site_count=1, seed=0):
 
 
 def laid_out(folder: Path, sites: int, rounds: int, epochs: int) -> list[SiteHome]:
-    barrier = BarrierTerms(
+    barrier = BarrierConfig(
         min_peers=sites - 1, faulty_max=0, heartbeat=0.5, grace=120.0, suspect=120.0
     )
     homes = lay_out(
@@ -61,24 +61,24 @@ def laid_out(folder: Path, sites: int, rounds: int, epochs: int) -> list[SiteHom
         site_names(sites),
         rounds=rounds,
         barrier=barrier,
-        rule=RuleTerms(name="fedavg"),
-        task=TaskEntry(entry="small:build"),
+        rule=RuleConfig(name="fedavg"),
+        task=TaskConfig(entry="small:build"),
     )
     for home in homes:
         (home.directory / "small.py").write_text(TASK.format(epochs=epochs))
     return homes
 
 
-def coming_back(folder: Path) -> dict[str, Any]:
-    """One of three sites is killed again and again; the others cannot go on without it."""
+def recovery(folder: Path) -> dict[str, Any]:
+    """Kill one of three sites several times; the others cannot continue without it."""
     homes = laid_out(folder, 3, rounds=5000, epochs=1)
     home = homes[-1]
     parts: dict[str, list[float]] = {"imports": [], "open": [], "start": [], "observe": []}
     totals, same_round = [], True
     with Federation(homes, START) as federation:
         for _ in range(KILLS):
-            went_on = len(commits(home)) + 2
-            federation.wait_until(lambda _, n=went_on: len(commits(home)) >= n, DEADLINE_S)
+            target = len(commits(home)) + 2
+            federation.wait_until(lambda _, n=target: len(commits(home)) >= n, DEADLINE_S)
             known = len(laps_of(home.directory))
             killed_at = time.monotonic()
             federation.kill(home.name)
@@ -87,24 +87,24 @@ def coming_back(folder: Path) -> dict[str, Any]:
             federation.wait_until(lambda _, n=known: back_in(home, n) is not None, DEADLINE_S)
             back = back_in(home, known)
             assert back is not None
-            life = laps_of(home.directory)[known:]
-            opened, started = first(life, "open"), first(life, "journal start")
+            laps = laps_of(home.directory)[known:]
+            opened, started = first(laps, "open"), first(laps, "journal start")
             totals.append(back.ended - killed_at)
             parts["imports"].append(opened.began - killed_at)
             parts["open"].append(opened.seconds)
             parts["start"].append(started.ended - opened.ended)
             parts["observe"].append(back.ended - started.ended)
             same_round &= back.round == started.round
-    beyond = [total - opened for total, opened in zip(totals, parts["open"], strict=True)]
+    overheads = [total - opened for total, opened in zip(totals, parts["open"], strict=True)]
     return {
         "seconds": {name: round(statistics.median(taken), 3) for name, taken in parts.items()},
-        "beyond_model_load_s": [round(one, 2) for one in sorted(beyond)],
+        "beyond_model_load_s": [round(one, 2) for one in sorted(overheads)],
         "beyond_over_model_load": ratio(
-            statistics.median(beyond), statistics.median(parts["open"])
+            statistics.median(overheads), statistics.median(parts["open"])
         ),
         "same_round": same_round,
         "goal_s": 10,
-        "goal_met": max(beyond) < 10 and same_round,
+        "goal_met": max(overheads) < 10 and same_round,
     }
 
 
@@ -121,32 +121,32 @@ def rounds_of_many(folder: Path) -> dict[str, Any]:
             DEADLINE_S,
         )
     laps = {home.name: laps_of(home.directory) for home in homes}
-    # In the first round sites wait for each other's start.
+    # Not the first round, in which sites wait for the start of the others.
     found = [one for number in range(1, ROUNDS) if (one := one_round(laps, number))]
-    assert found, "in no round did everybody do everything"
+    assert found, "no round was complete at all sites"
     names = found[0].keys()
     median = {name: statistics.median(one[name] for one in found) for name in names}
-    whole, bound = median["round"], median["training"] + median["transfer"]
+    total, bound = median["round"], median["training"] + median["transfer"]
     return {
         "rounds_measured": len(found),
         "ms": {name: round(1000 * value, 2) for name, value in median.items()},
-        "round_over_training_and_transfer": ratio(whole, bound),
-        "barrier_share": ratio(median["barrier"], whole),
+        "round_over_training_and_transfer": ratio(total, bound),
+        "barrier_share": ratio(median["barrier"], total),
         "commit": {
             "ms_per_round": round(1000 * median["journal"], 2),
-            "share_of_round": ratio(median["journal"], whole),
+            "share_of_round": ratio(median["journal"], total),
         },
     }
 
 
 def one_round(sites: Mapping[PeerName, Sequence[Lap]], number: int) -> dict[str, float] | None:
-    """Of all sites together, from the middle one that begins the round to that which ends it.
+    """Durations in one round over all sites, from the median start to the median end.
 
     `training` is that of the site that sealed last, for which all others waited, and `transfer`
-    what its update took to the others; the next are what an average site spent.  `rest` is what
-    none of them explains: who began late, messages on their way, processes waiting for a core.
+    that of its update; the next ones are averages over the sites.  `rest` is the remainder: late
+    starts, messages in flight, processes waiting for a core.
 
-    None where a site has left out a step, as one does that was late and was overtaken.
+    None if a site has skipped a step, because it was late.
     """
     try:
         return _one_round(sites, number)
@@ -155,9 +155,9 @@ def one_round(sites: Mapping[PeerName, Sequence[Lap]], number: int) -> dict[str,
 
 
 def _one_round(sites: Mapping[PeerName, Sequence[Lap]], number: int) -> dict[str, float]:
-    everybody = sites.values()
+    all_laps = sites.values()
     began, ended = (
-        statistics.median(step(laps, "journal commit", at).ended for laps in everybody)
+        statistics.median(step(laps, "journal commit", at).ended for laps in all_laps)
         for at in (number - 1, number)
     )
     last = max(sites, key=lambda name: step(sites[name], "journal seal", number).ended)
@@ -168,11 +168,11 @@ def _one_round(sites: Mapping[PeerName, Sequence[Lap]], number: int) -> dict[str
             for name, laps in sites.items()
             if name != last
         ),
-        **{job: average_spent(everybody, number, job) for job in ("judge", "merge", "journal")},
+        **{job: average_spent(all_laps, number, job) for job in ("judge", "merge", "journal")},
         "barrier": statistics.mean(
             step(laps, "journal commit", number).barrier_s
             - step(laps, "journal commit", number - 1).barrier_s
-            for laps in everybody
+            for laps in all_laps
         ),
     }
     return {"round": ended - began, **spent, "rest": ended - began - sum(spent.values())}
@@ -209,7 +209,7 @@ def ratio(one: float, other: float) -> float:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        back = coming_back(Path(folder) / "back")
+        back = recovery(Path(folder) / "back")
         many = rounds_of_many(Path(folder) / "many")
     found = {"sites": SITES, "rounds": ROUNDS, "back": back, **many}
     print(json.dumps({"bench": "rounds", "cores": os.cpu_count(), **found}))

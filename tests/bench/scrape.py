@@ -1,9 +1,8 @@
-"""What monitoring costs: the CPU time of a real node that is scraped ten times a second.
+"""Measures the CPU time of scraping a real node ten times per second.
 
-The node has eight peers, none of which is there, and waits for them: it trains nothing meanwhile,
-but calls them at every heartbeat.  It is watched for a while unscraped and for as long scraped, in
-turns, so that whatever else it does is in both; the difference is what the scrapes cost.  Prints
-one JSON object; the goal is a share of one core.
+The node has eight peers, all of them down, and waits for them: it does not train, but calls them at
+every heartbeat.  Intervals with and without scrapes alternate; the difference is the cost of
+scraping.  Prints one JSON object; the goal is a share of one core.
 
     python tests/bench/scrape.py
 """
@@ -22,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from lightyear_node.config.agreement import BarrierTerms
+from lightyear_node.config.federation import BarrierConfig
 from lightyear_node.lab.federation import Federation, SiteHome, lay_out, site_names
 
 DEADLINE_S = 120.0
@@ -34,7 +33,7 @@ GOAL = 0.02
 
 
 def scrape(home: SiteHome) -> bytes:
-    """As Prometheus does it."""
+    """Scrape as Prometheus does."""
     client = http.client.HTTPConnection(home.http_address, timeout=10)
     client.request("GET", "/metrics", headers={"Accept": "text/plain;version=0.0.4"})
     answer = client.getresponse()
@@ -45,17 +44,17 @@ def scrape(home: SiteHome) -> bytes:
 
 
 def share_of_a_core(node: psutil.Process, each_time: Callable[[], Any]) -> float:
-    """Of the daemon alone: the worker is a process of its own."""
+    """CPU share of the daemon only: the worker is another process."""
 
     def spent_s() -> float:
         times = node.cpu_times()
         return float(times.user + times.system)
 
-    began, before_s = time.monotonic(), spent_s()
+    started, before_s = time.monotonic(), spent_s()
     for number in range(int(TURN_S * SCRAPES_PER_S)):
         each_time()
-        time.sleep(max(0.0, began + (number + 1) / SCRAPES_PER_S - time.monotonic()))
-    return (spent_s() - before_s) / (time.monotonic() - began)
+        time.sleep(max(0.0, started + (number + 1) / SCRAPES_PER_S - time.monotonic()))
+    return (spent_s() - before_s) / (time.monotonic() - started)
 
 
 def measure(home: SiteHome) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def measure(home: SiteHome) -> dict[str, Any]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        barrier = BarrierTerms(heartbeat=5.0)
+        barrier = BarrierConfig(heartbeat=5.0)
         home = lay_out(Path(folder), site_names(PEERS + 1), rounds=5, barrier=barrier)[0]
         found = measure(home)
     print(json.dumps({"bench": "scrape", "cores": os.cpu_count(), **found}))

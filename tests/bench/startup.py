@@ -1,7 +1,8 @@
-"""How long the command line takes to start, as multiples of starting Python itself.
+"""Measures the start of the command line, relative to the start of Python.
 
-`--help` and `status` are typed by people and run by monitoring: they must not wait for torch.
-Prints one JSON object.
+`--help` and `status` must not load torch.  Prints one JSON object.
+
+    python tests/bench/startup.py
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COMMANDS = {
 
 
 def measure() -> dict[str, list[float]]:
-    """All commands in turn, so that a busy moment of the machine hits each of them."""
+    """Run all commands alternately, so that other load affects them alike."""
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(REPEATS):

@@ -1,9 +1,9 @@
-"""How many bytes an update takes on the wire, as a share of its weights as float32.
+"""Measures the size of an update on the wire, as a share of its weights as float32.
 
-Real trajectories: three sites under the default rule, the digits and (where the prepared data lie
-beside the project) FEMNIST.  Every round's update of the first site is encoded as it would travel:
-whole, as differences from the round before, and both in bfloat16.  Prints one JSON object; `steady`
-is the mean over the last quarter of the rounds.
+Real training: three sites with the default rule, on the digits and (if the prepared data exist) on
+FEMNIST.  The first site's update of every round is encoded in full, as differences to the previous
+round, and both in bfloat16.  Prints one JSON object; `steady` is the mean over the last quarter of
+the rounds.
 
     python tests/bench/wire_bytes.py [--rounds N] [--plot FILE.png]
 """
@@ -18,8 +18,8 @@ from typing import Any
 import zstandard
 from parts.trajectories import available, grid_of, recorded
 
-from lightyear_node.records import CHUNK_BYTES
 from lightyear_node.transport.codec import encode_chunk
+from lightyear_node.types import CHUNK_BYTES
 
 GOALS = {"delta": 0.65, "bfloat16_delta": 0.25}
 
@@ -31,10 +31,10 @@ def chunks(path: Path) -> list[bytes]:
 
 def encoded_bytes(path: Path, base: Path | None) -> int:
     grid = grid_of(path)
-    before = chunks(base) if base else [None] * grid.chunks
+    base_chunks = chunks(base) if base else [None] * grid.chunks
     return sum(
         len(encode_chunk(grid, index, raw, old))
-        for index, (raw, old) in enumerate(zip(chunks(path), before, strict=True))
+        for index, (raw, old) in enumerate(zip(chunks(path), base_chunks, strict=True))
     )
 
 
@@ -62,7 +62,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     tasks = [task for task in available() if task in report]
     figure, axes = pyplot.subplots(1, len(tasks), figsize=(5 * len(tasks), 3.4), sharey=True)
     names = {
-        "zstd_1": ("zstd, as it lies", "0.6"),
+        "zstd_1": ("zstd only", "0.6"),
         "planes": ("planes", "tab:blue"),
         "delta": ("planes of differences", "tab:green"),
         "bfloat16": ("bfloat16: planes", "tab:orange"),

@@ -1,6 +1,6 @@
-"""Takes the pictures of docs/page.md anew: python tests/browser/screenshots.py [docs/images]
+"""Takes the screenshots of docs/page.md: python tests/browser/screenshots.py [docs/images]
 
-Five real sites run twelve rounds, the last of them with flipped signs; what is seen is theirs.
+Five real sites run twelve rounds; the last site sends flipped signs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.demo_page import serving
 from lightyear_node.lab.federation import Federation, Statuses, lay_out, site_names
+from lightyear_node.lab.malfunctions import MalfunctionConfig
 
 ROUNDS = 12
 DEADLINE_S = 300.0
@@ -27,7 +27,7 @@ WIDE, PHONE = (1280, 900), (360, 740)
 
 def main(out: Path) -> None:
     names = site_names(5)
-    bad = {names[-1]: Malfunction(kind="sfa")}
+    bad = {names[-1]: MalfunctionConfig(kind="sfa")}
     with tempfile.TemporaryDirectory() as folder:
         homes = lay_out(Path(folder), names, seed=7, rounds=ROUNDS, malfunctions=bad)
         with Federation(homes) as sites, sync_playwright() as playwright:
@@ -58,7 +58,7 @@ def take(
     explained: bool = False,
     whole: bool = True,
 ) -> None:
-    """The whole page, or what is seen of it first; `explained` with the drawer open."""
+    """Save the whole page or its first screen; with the drawer open if `explained`."""
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]},
         color_scheme=scheme,
@@ -70,10 +70,10 @@ def take(
     page.locator("#rounds tbody tr").nth(ROUNDS - 1).wait_for()
     if explained:
         page.locator(".card.bad button").click()
-        page.get_by_text("In the record").wait_for()
+        page.get_by_text("In the journal").wait_for()
     picture = Image.open(io.BytesIO(page.screenshot(full_page=whole and not explained)))
     context.close()
-    # Few pixels have the colour of a line, and it must stay that colour.
+    # The few pixels of the lines must keep their colours.
     picture.convert("RGB").quantize(256, kmeans=4).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size} bytes")
     if path.stat().st_size > BYTES_MAX:

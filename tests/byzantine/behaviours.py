@@ -1,7 +1,7 @@
-"""What a member can do wrong, one function each.
+"""Byzantine behaviours of a peer, one function each.
 
-A behaviour begins, and may leave something behind (an update on offer, a promise), which stays
-until the next one begins.  None of them knows what becomes of it.
+A behaviour may leave state in the member (an offered update, an announcement), which stays until
+the next one starts.  The tests check the effects.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from typing import Any
 
 import numpy as np
 import zstandard
-from member import Member, Weights
 
-from lightyear_node.identity import make_identity
-from lightyear_node.records import ROUND_MAX, Digest, PeerName, Round
+from lightyear_node.identity.keys import make_identity
+from lightyear_node.storage.blobs import tree_digest
 from lightyear_node.transport import messages
+from lightyear_node.types import CHUNK_BYTES, ROUND_MAX, Announcement, Digest, PeerName, Round
 from lightyear_node.v1 import exchange_pb2 as pb
+from tests.byzantine.member import Member, Weights
 
 STORED, ZSTD = 0, 1
 TEBIBYTE = 1 << 40
 SMALL_MESSAGE_BYTES_MAX = 64 << 10
 MESSAGE_BYTES_MAX = 2 << 20
 FLOOD = 60
-"""Far beyond every burst."""
+"""Number of calls; far above every burst limit."""
 
 Behaviour = Callable[[Member], Awaitable[None]]
 BEHAVIOURS: dict[str, Behaviour] = {}
@@ -39,7 +40,7 @@ def behaviour(function: Behaviour) -> Behaviour:
     return function
 
 
-# -- frames that are not the chunk that was promised ----------------------------------------------
+# -- Invalid frames -------------------------------------------------------------------------------
 
 
 def frame_of(planes: Iterable[tuple[int, bytes]], kind: int = 0) -> bytes:
@@ -49,14 +50,14 @@ def frame_of(planes: Iterable[tuple[int, bytes]], kind: int = 0) -> bytes:
 
 
 def planes_of(weights: Weights) -> list[bytes]:
-    """The planes of the first chunk; the model has float32 and nothing else."""
+    """The planes of the first chunk; all tensors of the model are float32."""
     [run] = weights.grid.runs(0)
     elements = np.frombuffer(weights.content[run.begin : run.end], np.uint8)
-    return [elements[place :: run.width].tobytes() for place in range(run.width)]
+    return [elements[byte :: run.width].tobytes() for byte in range(run.width)]
 
 
 def fresh(member: Member) -> Weights:
-    """Weights that nobody has seen yet, so that the node has to fetch them."""
+    """New weights, so that the node has to fetch them."""
     weights = member.weights()
     return weights.with_tensors(os.urandom(4) + weights.tensors[4:])
 
@@ -69,7 +70,7 @@ def serve_frame(member: Member, frame: Callable[[Weights], bytes]) -> None:
 
 
 def serve_plane(member: Member, packed: Callable[[bytes], bytes]) -> None:
-    """A frame whose first plane is packed like this, and the rest as it should be."""
+    """Serve a frame that is valid, except for its first plane."""
 
     def frame(weights: Weights) -> bytes:
         first, *others = planes_of(weights)
@@ -80,22 +81,22 @@ def serve_plane(member: Member, packed: Callable[[bytes], bytes]) -> None:
 
 @behaviour
 async def bomb(member: Member) -> None:
-    """A few kilobytes that become a gigabyte."""
+    """A decompression bomb: a few kilobytes that become a gigabyte."""
     packed = zstandard.ZstdCompressor().compress(bytes(1 << 30))
     serve_plane(member, lambda plane: packed)
 
 
 @behaviour
 async def window_bomb(member: Member) -> None:
-    """The right size, but 128 MiB are to be held while unpacking."""
-    head = zstandard.FRAME_HEADER + bytes([0x80, (27 - 10) << 3])
-    serve_plane(member, lambda plane: head + struct.pack("<I", len(plane)) + bytes(8))
+    """The right size, but a window of 128 MiB."""
+    header = zstandard.FRAME_HEADER + bytes([0x80, (27 - 10) << 3])
+    serve_plane(member, lambda plane: header + struct.pack("<I", len(plane)) + bytes(8))
 
 
 @behaviour
 async def tebibyte(member: Member) -> None:
-    head = zstandard.FRAME_HEADER + bytes([0xE0])
-    serve_plane(member, lambda plane: head + struct.pack("<Q", TEBIBYTE) + bytes(8))
+    header = zstandard.FRAME_HEADER + bytes([0xE0])
+    serve_plane(member, lambda plane: header + struct.pack("<Q", TEBIBYTE) + bytes(8))
 
 
 @behaviour
@@ -131,7 +132,7 @@ async def flipped_byte(member: Member) -> None:
 
 @behaviour
 async def unsolicited_delta(member: Member) -> None:
-    """Differences from an update that the node never said it has."""
+    """Differences that the node has not requested."""
     serve_frame(member, lambda w: frame_of(((STORED, plane) for plane in planes_of(w)), kind=1))
 
 
@@ -145,7 +146,7 @@ async def oversized_piece(member: Member) -> None:
     serve_frame(member, lambda weights: bytes(MESSAGE_BYTES_MAX + 1))
 
 
-# -- streams that are not the update --------------------------------------------------------------
+# -- Invalid streams ------------------------------------------------------------------------------
 
 
 @behaviour
@@ -177,10 +178,51 @@ async def long_list(member: Member) -> None:
 
 @behaviour
 async def huge_list(member: Member) -> None:
-    """The list of an update of 2^60 bytes, or so it says."""
+    """A chunk list that states 2^60 bytes."""
     weights = fresh(member)
     listed = messages.list_to(1 << 60, weights.hashes)
     member.serve(weights, [listed.SerializeToString()])
+
+
+@behaviour
+async def fresh_digests(member: Member) -> None:
+    """A new update at every heartbeat, whose last chunk is never sent."""
+
+    def reply() -> bytes:
+        weights = fresh(member)
+        member.serve(weights, weights.pieces()[:-1])
+        member.reply = reply
+        return member.announcement()
+
+    member.reply = reply
+
+
+def serve_list(member: Member, raw_bytes: int, hashes: tuple[bytes, ...]) -> None:
+    """Announce the right size with the digest of this chunk list; send only the list."""
+    manifest = member.manifest(fresh(member))
+    update = replace(manifest.update, digest=tree_digest(raw_bytes, hashes))
+    member.announce(replace(manifest, update=update))
+    member.offers[update.digest] = [messages.list_to(raw_bytes, hashes).SerializeToString()]
+
+
+@behaviour
+async def empty_list(member: Member) -> None:
+    """An empty chunk list, with its digest."""
+    serve_list(member, 0, ())
+
+
+@behaviour
+async def short_list(member: Member) -> None:
+    """A valid list and its digest, of a file that is shorter than announced."""
+    content = fresh(member).content[:-4]
+    serve_list(member, len(content), Weights(fresh(member).grid, content).hashes)
+
+
+@behaviour
+async def longer_list(member: Member) -> None:
+    """A valid list and its digest, of a file that is longer than announced."""
+    content = fresh(member).content + bytes(CHUNK_BYTES)
+    serve_list(member, len(content), Weights(fresh(member).grid, content).hashes)
 
 
 @behaviour
@@ -195,7 +237,7 @@ async def malformed_piece(member: Member) -> None:
 
 @behaviour
 async def other_header(member: Member) -> None:
-    """A whole file of another model, of the same length."""
+    """A file of another model, of the same length."""
     weights = fresh(member)
     header = weights.grid.header.replace(b'.weight"', b'.height"')
     assert header != weights.grid.header
@@ -203,11 +245,11 @@ async def other_header(member: Member) -> None:
     member.serve(other)
 
 
-# -- code instead of weights ----------------------------------------------------------------------
+# -- Code instead of weights ----------------------------------------------------------------------
 
 
-class Marking:
-    """Unpickled, it leaves a file behind."""
+class CreatesMarker:
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker
@@ -217,16 +259,16 @@ class Marking:
 
 
 def pickled(marker: Path) -> bytes:
-    return pickle.dumps(Marking(marker))
+    return pickle.dumps(CreatesMarker(marker))
 
 
 def marker_of(node: Path) -> Path:
-    """Where code that a node was made to run would show."""
+    """The folder that the pickled code would create."""
     return node / "code-was-run"
 
 
 def code_as_weights(member: Member) -> tuple[Weights, bytes]:
-    """An update whose file is a pickle, filled up to the length that is due."""
+    """An update whose file is a pickle, padded to the expected length."""
     weights = member.weights()
     code = pickled(marker_of(member.node_home))
     return Weights(weights.grid, code.ljust(len(weights.content), b"\0")), code
@@ -246,13 +288,13 @@ async def pickle_as_file(member: Member) -> None:
 
 @behaviour
 async def pickle_as_tensors(member: Member) -> None:
-    """In the numbers themselves: a sound update, as far as anybody can see before judging."""
+    """In the tensors' bytes: a valid update until it is judged."""
     weights = member.weights()
     code = pickled(marker_of(member.node_home))
     member.serve(weights.with_tensors(code + weights.tensors[len(code) :]))
 
 
-# -- weights that nobody should merge -------------------------------------------------------------
+# -- Harmful weights ------------------------------------------------------------------------------
 
 
 @behaviour
@@ -271,15 +313,15 @@ async def huge_scale(member: Member) -> None:
 
 @behaviour
 async def echo(member: Member) -> None:
-    """The node's own update, as if it were ours."""
-    assert member.heard is not None
-    assert member.heard.latest is not None
-    theirs = member.heard.latest.manifest
+    """Announce the node's own update as ours."""
+    assert member.node_state is not None
+    assert member.node_state.latest is not None
+    theirs = member.node_state.latest.manifest
     update = replace(theirs.update, peer=member.identity.name, round=Round(theirs.update.round + 1))
     member.latest = member.identity.sign_manifest(replace(theirs, update=update))
 
 
-# -- announcements that are not sound -------------------------------------------------------------
+# -- Invalid announcements ------------------------------------------------------------------------
 
 
 @behaviour
@@ -300,13 +342,13 @@ async def short_update(member: Member) -> None:
 
 @behaviour
 async def far_future(member: Member) -> None:
-    """The last round that there can be; what is on offer for it is sound, but for its numbers."""
+    """An update for the last possible round; valid except for its values."""
     await nan_weights(member)
     assert member.latest is not None
     manifest = member.latest.manifest
     last = replace(manifest.update, round=Round(ROUND_MAX - 1))
     member.latest = member.identity.sign_manifest(replace(manifest, update=last))
-    member.generation += 1  # or nothing that we announce later would be newer
+    member.generation += 1  # so that later announcements are newer
 
 
 @behaviour
@@ -314,17 +356,12 @@ async def beyond_all_rounds(member: Member) -> None:
     manifest = member.manifest(fresh(member))
     beyond = replace(manifest.update, round=Round(ROUND_MAX + 1))
     signed = member.identity.sign_manifest(replace(manifest, update=beyond))
-    member.reply = lambda: said(member, latest=signed)
-
-
-@behaviour
-async def stamp_beyond_reach(member: Member) -> None:
-    member.reply = lambda: said(member, lamport=1 << 61)
+    member.reply = lambda: raw_announcement(member, latest=signed)
 
 
 @behaviour
 async def replayed_update(member: Member) -> None:
-    """The update before the last one again, with its own sound signature."""
+    """Announce the last but one update again, with its valid signature."""
     member.latest = member.promised[-2]
 
 
@@ -360,17 +397,16 @@ async def malformed_reply(member: Member) -> None:
 
 @behaviour
 async def large_reply(member: Member) -> None:
-    member.reply = lambda: said(member, phase="x" * (SMALL_MESSAGE_BYTES_MAX + 1))
+    member.reply = lambda: raw_announcement(member, phase="x" * (SMALL_MESSAGE_BYTES_MAX + 1))
 
 
 @behaviour
 async def oversized_reply(member: Member) -> None:
-    member.reply = lambda: said(member, phase="x" * (MESSAGE_BYTES_MAX + 1))
+    member.reply = lambda: raw_announcement(member, phase="x" * (MESSAGE_BYTES_MAX + 1))
 
 
-def said(member: Member, phase: str = "collecting", **changed: Any) -> bytes:
-    """An announcement with anything in it."""
-    message = pb.Announcement(lamport=changed.get("lamport", member.stamp), phase=phase)
-    if "latest" in changed:
-        message.latest.CopyFrom(messages._signed_to(changed["latest"]))
+def raw_announcement(member: Member, phase: str = "collecting", **changed: Any) -> bytes:
+    """A serialized announcement with arbitrary fields."""
+    lamport, latest = changed.get("lamport", member.stamp), changed.get("latest")
+    message = messages.announcement_to(Announcement(lamport, Round(0), phase, latest))
     return bytes(message.SerializeToString())

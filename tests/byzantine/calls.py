@@ -1,4 +1,4 @@
-"""What a member can ask wrong, or too often: the behaviours that call the node."""
+"""Behaviours that call the node: malformed or too frequent calls."""
 
 from __future__ import annotations
 
@@ -7,23 +7,31 @@ import contextlib
 from typing import Any
 
 import grpc.aio
-from behaviours import FLOOD, MESSAGE_BYTES_MAX, SMALL_MESSAGE_BYTES_MAX, behaviour, said
-from member import Member
 
 from lightyear_node.transport import limits, messages
+from tests.byzantine.behaviours import (
+    FLOOD,
+    MESSAGE_BYTES_MAX,
+    SMALL_MESSAGE_BYTES_MAX,
+    behaviour,
+    raw_announcement,
+)
+from tests.byzantine.member import Member
 
 UNREAD_S = 2.0
-"""How long answers are left unread."""
+"""For how long answers are left unread."""
 
 
 @behaviour
 async def large_announcement(member: Member) -> None:
-    await member.call("Announce", said(member, phase="x" * (SMALL_MESSAGE_BYTES_MAX + 1)))
+    await member.call(
+        "Announce", raw_announcement(member, phase="x" * (SMALL_MESSAGE_BYTES_MAX + 1))
+    )
 
 
 @behaviour
 async def oversized_announcement(member: Member) -> None:
-    await member.call("Announce", said(member, phase="x" * (MESSAGE_BYTES_MAX + 1)))
+    await member.call("Announce", raw_announcement(member, phase="x" * (MESSAGE_BYTES_MAX + 1)))
 
 
 @behaviour
@@ -38,42 +46,42 @@ async def malformed_greeting(member: Member) -> None:
 
 @behaviour
 async def drip_request(member: Member) -> None:
-    """Open a call, and never send what we want."""
+    """Open a call and never send the request."""
     call = member.stream("Announce")
     await call.code()
 
 
 @behaviour
 async def announce_flood(member: Member) -> None:
-    for _ in range(3 * limits.CALLS_BURST):  # one after the other: not too many, only too often
+    for _ in range(3 * limits.CALLS_BURST):  # sequentially: not too many at once, but too often
         await member.call("Announce", member.announcement())
 
 
 @behaviour
 async def fetch_flood(member: Member) -> None:
-    """Ask for the node's update again and again, and read nothing of it."""
-    assert member.heard is not None
-    assert member.heard.latest is not None
-    digest = member.heard.latest.manifest.update.digest
+    """Request the node's update many times, and read nothing of it."""
+    assert member.node_state is not None
+    assert member.node_state.latest is not None
+    digest = member.node_state.latest.manifest.update.digest
     request = messages.fetch_to(digest, 0, False).SerializeToString()
     calls = [member.stream("Fetch") for _ in range(FLOOD)]
 
-    async def ask(call: Any) -> None:
+    async def request_update(call: Any) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(request)  # unless it has been denied already
+            await call.write(request)  # unless it was denied already
         await call.code()
 
-    # Those that are answered do not end, because nothing of them is read.
-    asking = [asyncio.get_running_loop().create_task(ask(call)) for call in calls]
-    await asyncio.wait(asking, timeout=UNREAD_S)
-    for call, asked in zip(calls, asking, strict=True):
+    # Accepted calls do not end, because nothing is read.
+    tasks = [asyncio.get_running_loop().create_task(request_update(call)) for call in calls]
+    await asyncio.wait(tasks, timeout=UNREAD_S)
+    for call, task in zip(calls, tasks, strict=True):
         call.cancel()
-        asked.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @behaviour
-async def lend_flood(member: Member) -> None:
+async def reverse_stream_flood(member: Member) -> None:
     calls = [member.stream("Lend") for _ in range(FLOOD)]
     await asyncio.gather(*(call.code() for call in calls[FLOOD // 2 :]))
     for call in calls:
@@ -81,8 +89,8 @@ async def lend_flood(member: Member) -> None:
 
 
 @behaviour
-async def nothing_but_rubbish(member: Member) -> None:
-    """So much of it that the node stops listening; with time in between, or it would anyway."""
+async def malformed_flood(member: Member) -> None:
+    """Malformed calls until the node refuses all; with pauses, to stay below the rate limit."""
     for _ in range(20):
         await member.call("Hello", b"\xff" * 8)
         await asyncio.sleep(0.4)

@@ -1,7 +1,7 @@
-"""A member of a federation with a valid certificate, and nothing else that binds it.
+"""A member of a federation with a valid certificate that can send arbitrary bytes.
 
-Speaks the real protocol, as bytes: what it greets, announces and sends can be anything, also what
-no message is.  By itself it behaves; `behaviours` make it worse.
+Implements the protocol without its checks: greetings, announcements and pieces can be anything,
+even unparsable.  By default it behaves correctly; `behaviours` change that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import grpc
 import grpc.aio
 import yaml
 
-from lightyear_node.identity import Identity
-from lightyear_node.records import (
+from lightyear_node.identity.keys import Identity
+from lightyear_node.storage.blobs import tree_digest
+from lightyear_node.transport import messages
+from lightyear_node.transport.codec import ChunkGrid, encode_chunk
+from lightyear_node.types import (
     CHUNK_BYTES,
     Announcement,
     Digest,
@@ -30,21 +33,18 @@ from lightyear_node.records import (
     SignedManifest,
     Update,
 )
-from lightyear_node.store import tree_digest
-from lightyear_node.transport import messages
-from lightyear_node.transport.codec import Grid, encode_chunk
 from lightyear_node.v1 import exchange_pb2 as pb
 
 PACKAGE = "/lightyear_node.v1.Exchange/"
 AHEAD = 1000
-"""Rounds that a promise is ahead of the node, so that it is wanted however fast the others are."""
+"""Rounds by which an announced update is ahead of the node, so that the node always wants it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A whole weights file of the federation's model."""
+    """A complete weights file of the federation's model."""
 
-    grid: Grid
+    grid: ChunkGrid
     content: bytes
 
     @property
@@ -65,7 +65,7 @@ class Weights:
         return Weights(self.grid, self.grid.header + tensors)
 
     def pieces(self) -> list[bytes]:
-        """What an honest site would send of it."""
+        """The pieces that an honest site would send."""
         listed = messages.list_to(len(self.content), self.hashes)
         frames = [encode_chunk(self.grid, i, chunk) for i, chunk in enumerate(self.chunks)]
         chunks = [messages.chunk_to(i, frame) for i, frame in enumerate(frames)]
@@ -81,8 +81,8 @@ class Member:
         self.address = str(yaml.safe_load((home / "node.yaml").read_text())["listen"])
         self.node_address = str(yaml.safe_load((node / "node.yaml").read_text())["listen"])
         self.node_home = node
-        self.met: Hello | None = None
-        self.heard: Announcement | None = None
+        self.node_greeting: Hello | None = None
+        self.node_state: Announcement | None = None
         self.latest: SignedManifest | None = None
         self.promised: list[SignedManifest] = []
         self.generation = 0
@@ -104,9 +104,9 @@ class Member:
 
     async def __aenter__(self) -> Member:
         methods = {
-            "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
-            "Announce": grpc.unary_unary_rpc_method_handler(self._announce),
-            "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
+            "Hello": grpc.unary_unary_rpc_method_handler(self.answer_hello),
+            "Announce": grpc.unary_unary_rpc_method_handler(self.answer_announce),
+            "Fetch": grpc.unary_stream_rpc_method_handler(self.answer_fetch),
         }
         handler = grpc.method_handlers_generic_handler(PACKAGE.strip("/"), methods)
         self._server.add_generic_rpc_handlers((handler,))
@@ -120,44 +120,44 @@ class Member:
         await self.channel.close()
         await self._server.stop(None)
 
-    # What the node asks of us.
+    # -- Calls of the node ------------------------------------------------------------------------
 
-    async def _hello(self, request: bytes, context: Any) -> bytes:
-        self.met = messages.hello_from(pb.Greeting.FromString(request))
-        return request  # whatever the node says of itself, we say too
+    async def answer_hello(self, request: bytes, context: Any) -> bytes:
+        self.node_greeting = messages.hello_from(pb.Greeting.FromString(request))
+        return request  # the node's own values
 
-    async def _announce(self, request: bytes, context: Any) -> bytes:
-        self.heard = messages.announcement_from(pb.Announcement.FromString(request))
+    async def answer_announce(self, request: bytes, context: Any) -> bytes:
+        self.node_state = messages.announcement_from(pb.Announcement.FromString(request))
         return self.reply()
 
-    async def _fetch(self, request: bytes, context: Any) -> None:
+    async def answer_fetch(self, request: bytes, context: Any) -> None:
         digest, _, _ = messages.fetch_from(pb.FetchRequest.FromString(request))
         self.fetched.append(digest)
         for piece in self.offers.get(digest, ()):
             await context.write(piece)
 
-    # What we say.
+    # -- Our calls and answers --------------------------------------------------------------------
 
     async def meet(self) -> None:
-        """Until the node has greeted us and told its state."""
-        while self.met is None or self.heard is None:  # noqa: ASYNC110 - it comes when it likes
+        """Wait for the node's greeting and its first announcement."""
+        while self.node_greeting is None or self.node_state is None:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.05)
 
     def announcement(self) -> bytes:
-        """Our state, as we would answer a heartbeat."""
-        said = Announcement(self.stamp, Round(0), "collecting", self.latest)
-        return bytes(messages.announcement_to(said).SerializeToString())
+        """Our state, serialized, as the answer to a heartbeat."""
+        state = Announcement(self.stamp, Round(0), "collecting", self.latest)
+        return bytes(messages.announcement_to(state).SerializeToString())
 
     @property
     def stamp(self) -> int:
-        return self.heard.lamport + 1 if self.heard else 1
+        return self.node_state.lamport + 1 if self.node_state else 1
 
     def manifest(self, weights: Weights) -> Manifest:
-        """Of an update that the node wants, if everything else about it is right."""
-        assert self.met is not None
-        assert self.heard is not None
+        """The manifest of an update that the node will fetch if it is valid."""
+        assert self.node_greeting is not None
+        assert self.node_state is not None
         before = self.promised[-1].manifest.update if self.promised else None
-        round = self.heard.round + AHEAD
+        round = self.node_state.round + AHEAD
         if before is not None and before.generation == self.generation:
             round = max(round, before.round + 1)
         update = Update(
@@ -166,36 +166,40 @@ class Member:
             Round(round),
             tree_digest(len(weights.content), weights.hashes),
         )
-        schema, raw_bytes = Digest(self.met.schema), len(weights.content)
-        return Manifest(self.met.federation, update, self.stamp, schema, raw_bytes, 1)
+        schema, raw_bytes = Digest(self.node_greeting.schema), len(weights.content)
+        return Manifest(self.node_greeting.federation, update, self.stamp, schema, raw_bytes, 1)
 
     def promise(self, weights: Weights, **changed: Any) -> SignedManifest:
-        """Sign, and announce from the next heartbeat on, an update that has these weights."""
-        self.latest = self.identity.sign_manifest(replace(self.manifest(weights), **changed))
+        """Sign an update with these weights, and announce it from the next heartbeat on."""
+        return self.announce(replace(self.manifest(weights), **changed))
+
+    def announce(self, manifest: Manifest) -> SignedManifest:
+        """Sign any manifest, and announce it from the next heartbeat on."""
+        self.latest = self.identity.sign_manifest(manifest)
         self.promised.append(self.latest)
         self.reply = self.announcement
         return self.latest
 
     def serve(self, weights: Weights, pieces: list[bytes] | None = None) -> SignedManifest:
-        """Promise these weights, and send these pieces when they are fetched."""
+        """Announce these weights, and send these pieces when they are fetched."""
         signed = self.promise(weights)
         offered = weights.pieces() if pieces is None else pieces
         self.offers[signed.manifest.update.digest] = offered
         return signed
 
     async def call(self, method: str, request: bytes) -> grpc.StatusCode:
-        """Ask the node something; how it took it."""
+        """Call the node; returns the status."""
         call = self.channel.unary_unary(PACKAGE + method)(request, timeout=20)
         return await call.code()
 
     def stream(self, method: str) -> Any:
-        """Open a call, and send nothing yet."""
+        """Open a call without sending a request."""
         return self.channel.stream_stream(PACKAGE + method)()
 
-    # What we know.
+    # -- Weights ----------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
-        """The node's own newest update: the header and the numbers that it thinks are right."""
+        """The node's newest update, as a valid header and valid values."""
         while True:
             found = [
                 path
@@ -204,7 +208,7 @@ class Member:
             ]
             try:
                 content = max(found, key=lambda path: path.stat().st_mtime).read_bytes()
-            except FileNotFoundError:  # the node has tidied up meanwhile
+            except FileNotFoundError:  # the node has deleted it meanwhile
                 continue
             length = 8 + int.from_bytes(content[:8], "little")
-            return Weights(Grid(content[:length]), content)
+            return Weights(ChunkGrid(content[:length]), content)

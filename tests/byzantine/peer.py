@@ -1,9 +1,9 @@
-"""A member of a running federation that misbehaves, as a process of its own.
+"""Runs a misbehaving member of a running federation, as a separate process.
 
-Needs the home of the site whose keys it uses, and the home of the node that it bothers; the former
-must not be running.  Serves and calls until it is told to stop, or for so many seconds.
+Needs the folder of the site whose keys it uses, which must not be running, and the folder of the
+node that it attacks.  Runs until it is stopped, or for some seconds.
 
-    python tests/byzantine/peer.py --home site-b --node site-a --behaviour bomb
+    python -m tests.byzantine.peer --home site-b --node site-a --behaviour bomb
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-import calls  # noqa: F401 - adds its behaviours
-from behaviours import BEHAVIOURS
-from member import Member
+import tests.byzantine.calls
+import tests.byzantine.harmful_messages  # noqa: F401 - both add their behaviours
+from tests.byzantine.behaviours import BEHAVIOURS
+from tests.byzantine.member import Member
 
 
 async def misbehave(home: Path, node: Path, names: list[str], seconds: float) -> None:
@@ -30,16 +31,20 @@ async def misbehave(home: Path, node: Path, names: list[str], seconds: float) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--home", type=Path, required=True, help="of the site that we are")
-    parser.add_argument("--node", type=Path, required=True, help="of the node to bother")
+    parser.add_argument(
+        "--home", type=Path, required=True, help="folder of the site to impersonate"
+    )
+    parser.add_argument("--node", type=Path, required=True, help="folder of the node to attack")
     parser.add_argument(
         "--behaviour", action="append", required=True, choices=sorted(BEHAVIOURS), metavar="NAME",
-        help=f"one after the other: {', '.join(sorted(BEHAVIOURS))}",
+        help=f"may be repeated, they run in sequence: {', '.join(sorted(BEHAVIOURS))}",
     )  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=3600.0, help="for each of them")
-    given = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=3600.0, help="duration of each behaviour")
+    arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(misbehave(given.home, given.node, given.behaviour, given.seconds))
+        asyncio.run(
+            misbehave(arguments.home, arguments.node, arguments.behaviour, arguments.seconds)
+        )
 
 
 if __name__ == "__main__":

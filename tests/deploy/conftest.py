@@ -1,23 +1,20 @@
-"""What runs in containers, and on machines with systemd: built and started for real.
+"""Containers and machines with systemd, built and started on a real engine.
 
-One engine, one wheelhouse and one image for all; so these tests run one after another.
+All tests share one engine, wheelhouse and image, so they run one after another.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "federation"))
-
-from engine import IMAGE, ROOT, Engine, NoEngine
-from needs import need
-from pages import block
+from tests.support.doc_pages import block
+from tests.support.docker_engine import IMAGE, Engine, NoEngine
+from tests.support.needs import need
+from tests.support.paths import ROOT
 
 WHEELHOUSE = ROOT / "docker" / "wheelhouse"
 
@@ -35,7 +32,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def wheelhouse() -> Path:
-    """Everything that an installation without internet needs."""
+    """Collect everything that an offline installation needs."""
     fetch = block("docs/operators/air-gap.md", "fetch")
     subprocess.run(["bash", "-ec", fetch], cwd=ROOT, check=True)
     return WHEELHOUSE

@@ -1,4 +1,4 @@
-"""docker/compose.yaml, brought up by a real engine: with a broken site, through kills and cuts."""
+"""docker/compose.yaml on a real engine: a broken site, kills, and network failures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import BROKEN, HONEST, HYPHENATED, Federation
-from engine import ROOT, Engine
-from waiting import wait_until
+
+from tests.support.containers import BROKEN, HONEST, HYPHENATED, ComposeFederation
+from tests.support.docker_engine import Engine
+from tests.support.needs import need_tool
+from tests.support.paths import ROOT
+from tests.support.waiting import wait_until
 
 ALL = (*HONEST, BROKEN)
 
 
 @pytest.fixture(scope="module")
-def federation(engine: Engine, image: str) -> Iterator[Federation]:
-    sites = Federation(engine, image, HYPHENATED, "lightyear-test", rounds=5000)
+def federation(engine: Engine, image: str) -> Iterator[ComposeFederation]:
+    sites = ComposeFederation(engine, image, HYPHENATED, "lightyear-test", rounds=5000)
     sites.compose("up", "-d", profiles=("attack",))
     try:
         for site in ALL:
@@ -32,7 +35,9 @@ def federation(engine: Engine, image: str) -> Iterator[Federation]:
         sites.compose("down", "-v", "--timeout", "30", profiles=("attack", "monitoring"))
 
 
-def test_the_broken_site_is_rejected_by_all_and_nobody_else_is(federation: Federation) -> None:
+def test_every_honest_site_rejects_only_the_broken_one(
+    federation: ComposeFederation,
+) -> None:
     for site in HONEST:
         wait_until(
             lambda site=site: federation.verdicts(site, BROKEN, "rejected") >= 6,
@@ -41,21 +46,21 @@ def test_the_broken_site_is_rejected_by_all_and_nobody_else_is(federation: Feder
         assert federation.verdicts(site, BROKEN, "accepted") == 0
         for peer in HONEST:
             if peer != site:
-                # Five sites have so few samples that one may not fit at the very beginning.
+                # Five sites have so few samples that an honest one may be rejected at first.
                 accepted = federation.verdicts(site, peer, "accepted")
                 assert accepted >= 5, (site, peer)
                 assert federation.verdicts(site, peer, "rejected") <= 1, (site, peer)
 
 
-def test_containers_are_confined(federation: Federation) -> None:
+def test_containers_are_confined(federation: ComposeFederation) -> None:
     for site in ALL:
-        assert federation.inside(site, "id", "-u") == "10001"
+        assert federation.execute(site, "id", "-u") == "10001"
         for place in ("/x", "/etc/x", "/opt/lightyear-node/x", "/federation/x"):
             refused = federation.engine.run(
                 "docker", "exec", federation.container(site), "touch", place
             )
             assert "Read-only file system" in refused.stderr, place
-        own = federation.inside(site, "cat", "/proc/1/status")
+        own = federation.execute(site, "cat", "/proc/1/status")
         assert re.search(r"CapEff:\s+0{16}$", own, re.M)
         assert re.search(r"CapBnd:\s+0{16}$", own, re.M)
         assert re.search(r"NoNewPrivs:\s+1$", own, re.M)
@@ -64,7 +69,9 @@ def test_containers_are_confined(federation: Federation) -> None:
         assert settings["PidsLimit"] == 256
 
 
-def test_a_killed_site_is_back_in_its_round_without_evidence(federation: Federation) -> None:
+def test_a_killed_site_resumes_its_round_without_equivocation(
+    federation: ComposeFederation,
+) -> None:
     before = federation.round("site-b")
     federation.engine.docker("kill", federation.container("site-b"))
     state = federation.state("site-b")["State"]
@@ -74,12 +81,12 @@ def test_a_killed_site_is_back_in_its_round_without_evidence(federation: Federat
     assert federation.round("site-b") >= before
     reached = federation.round("site-a")
     wait_until(lambda: federation.round("site-b") >= reached + 2, "site-b goes on")
-    record = federation.inside("site-b", "lightyear-node", "audit", "verify", "--format", "json")
+    record = federation.execute("site-b", "lightyear-node", "audit", "verify", "--format", "json")
     assert json.loads(record)["status"] == "ok"
-    check_nobody_is_accused(federation)
+    check_no_equivocation(federation)
 
 
-def test_a_site_without_network_comes_back_by_itself(federation: Federation) -> None:
+def test_a_disconnected_site_rejoins_by_itself(federation: ComposeFederation) -> None:
     network = f"{federation.project}_hospitals"
     reachable = 'lightyear_peer_reachable{peer="site-c"}'
     federation.engine.docker("network", "disconnect", network, federation.container("site-c"))
@@ -94,21 +101,20 @@ def test_a_site_without_network_comes_back_by_itself(federation: Federation) -> 
     wait_until(lambda: federation.metrics("site-a")[reachable] == 1, "site-a sees site-c")
     reached = federation.round("site-a")
     wait_until(lambda: federation.round("site-c") >= reached, "site-c has caught up")
-    check_nobody_is_accused(federation)
+    check_no_equivocation(federation)
 
 
-def check_nobody_is_accused(federation: Federation) -> None:
+def check_no_equivocation(federation: ComposeFederation) -> None:
     for site in HONEST:
         counted = federation.metrics(site)
         accused = {name for name, value in counted.items() if "quarantined" in name and value}
         assert not accused, (site, accused)
 
 
-def test_prometheus_sees_the_rejected_site(federation: Federation, tmp_path: Path) -> None:
-    """The profile `monitoring`, with Debian's Prometheus where its own image cannot be had."""
-    found = shutil.which("prometheus")
-    assert found is not None, "install Debian's package `prometheus`"
-    shutil.copy(found, tmp_path / "prometheus")
+def test_prometheus_sees_the_rejected_site(federation: ComposeFederation, tmp_path: Path) -> None:
+    """The profile `monitoring`, with Debian's Prometheus if the official image is unavailable."""
+    need_tool("prometheus")
+    shutil.copy(shutil.which("prometheus") or "", tmp_path / "prometheus")
     (tmp_path / "Dockerfile").write_text(
         f"FROM {federation.engine.base_image}\n"
         "COPY prometheus /usr/bin/prometheus\n"
@@ -141,7 +147,7 @@ def test_prometheus_sees_the_rejected_site(federation: Federation, tmp_path: Pat
 
 
 def query(port: str, expression: str) -> dict[str, float]:
-    """By instance."""
+    """Return the values by instance."""
     asked = urllib.parse.urlencode({"query": expression})
     url = f"http://127.0.0.1:{port}/api/v1/query?{asked}"
     with urllib.request.urlopen(url, timeout=10) as answer:
@@ -149,6 +155,6 @@ def query(port: str, expression: str) -> dict[str, float]:
     return {one["metric"]["instance"]: float(one["value"][1]) for one in found}
 
 
-def test_everything_ends_cleanly(federation: Federation) -> None:
-    """The last one: it stops the sites."""
+def test_all_containers_stop_cleanly(federation: ComposeFederation) -> None:
+    """Runs last: it stops the sites."""
     federation.check_stopped_cleanly(ALL, "attack")

@@ -1,4 +1,4 @@
-"""One hospital in a container, as docker/README.md says it."""
+"""One hospital in a container, as in docker/README.md."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import re
 from pathlib import Path
 
-from engine import Engine
-from pages import block
-from waiting import wait_until
+from tests.support.doc_pages import block
+from tests.support.docker_engine import Engine
+from tests.support.waiting import wait_until
 
 LABELS = ("title", "description", "licenses", "version", "revision")
 
 
-def test_one_hospital_in_a_container(engine: Engine, image: str, tmp_path: Path) -> None:
+def test_one_hospital_runs_in_a_container(engine: Engine, image: str, tmp_path: Path) -> None:
     engine.docker("tag", image, "lightyear-node")
     (tmp_path / "xray").mkdir()
     (tmp_path / "xray" / "image").write_text("a patient")
@@ -23,13 +23,13 @@ def test_one_hospital_in_a_container(engine: Engine, image: str, tmp_path: Path)
     script = written.replace("'LINE' 'LINE' 'LINE'", lines).replace("/srv", str(tmp_path))
     assert lines in script
     assert script.count(str(tmp_path)) == 1
-    typed = script.rpartition("docker exec")[0]
+    setup = script.rpartition("docker exec")[0]
     try:
-        done = engine.run("bash", "-O", "expand_aliases", "-ec", typed)
+        done = engine.run("bash", "-O", "expand_aliases", "-ec", setup)
         assert done.returncode == 0, done.stdout + done.stderr
         wait_until(lambda: health(engine) == "healthy", "the container is healthy")
-        said = engine.run("bash", "-ec", script.removeprefix(typed))
-        assert "hospital-a in first-steps" in said.stdout, said
+        ended = engine.run("bash", "-ec", script.removeprefix(setup))
+        assert "hospital-a in first-steps" in ended.stdout, ended
         data = engine.docker("exec", "lightyear", "cat", "/data/image")
         assert data == "a patient"
         refused = engine.run("docker", "exec", "lightyear", "touch", "/data/new")
@@ -42,7 +42,7 @@ def test_one_hospital_in_a_container(engine: Engine, image: str, tmp_path: Path)
 
 
 def another_hospital(engine: Engine, image: str) -> str:
-    """Its line; it has no more to do here."""
+    """Return the invite of another hospital, which is not started."""
     init = "lightyear-node init b --name hospital-b --address b.example:7443 >/dev/null"
     script = f"{init} && lightyear-node id --home b"
     return engine.docker("run", "--rm", "--entrypoint", "sh", image, "-ec", script)
@@ -52,7 +52,7 @@ def health(engine: Engine) -> str:
     return engine.docker("inspect", "-f", "{{.State.Health.Status}}", "lightyear")
 
 
-def test_the_image_says_what_it_is_and_how_it_ends(engine: Engine, image: str) -> None:
+def test_the_image_has_labels_and_a_stop_signal(engine: Engine, image: str) -> None:
     [about] = json.loads(engine.docker("image", "inspect", image))
     settings = about["Config"]
     assert {f"org.opencontainers.image.{name}" for name in LABELS} <= settings["Labels"].keys()
@@ -63,8 +63,8 @@ def test_the_image_says_what_it_is_and_how_it_ends(engine: Engine, image: str) -
     assert settings["Labels"]["org.opencontainers.image.version"] == version
 
 
-def test_torch_has_a_layer_of_its_own_and_ours_is_small(engine: Engine, image: str) -> None:
-    """So that an upgrade moves megabytes, and not torch."""
+def test_torch_has_its_own_image_layer(engine: Engine, image: str) -> None:
+    """An upgrade transfers megabytes, not torch."""
     listed = engine.docker(
         "history", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", image
     )

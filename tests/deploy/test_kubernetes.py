@@ -1,8 +1,7 @@
 """The pod of deploy/kustomize, run by a container engine as a cluster would run it.
 
-There is no cluster here: this test does its part by hand, which is little for one pod.  It mounts
-configuration, secrets and volumes with the rights that Kubernetes gives them, runs the containers
-one after another, and asks the probes.
+Without a cluster, this test mounts configuration, secrets and volumes with the permissions that
+Kubernetes sets, runs the containers one after another, and calls the probes.
 """
 
 from __future__ import annotations
@@ -17,10 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
-from engine import ROOT, Engine
-from needs import need
-from pages import block
-from waiting import wait_until
+
+from tests.support.doc_pages import block
+from tests.support.docker_engine import Engine
+from tests.support.needs import need_tool
+from tests.support.paths import ROOT
+from tests.support.waiting import wait_until
 
 ASK = """
 import sys, urllib.error, urllib.request
@@ -34,7 +35,7 @@ Plain = dict[str, Any]
 
 
 class Cluster:
-    """One pod of it."""
+    """One pod."""
 
     def __init__(self, engine: Engine, image: str, objects: dict[str, Plain], folder: Path) -> None:
         self._engine, self._image, self._folder = engine, image, folder
@@ -43,7 +44,7 @@ class Cluster:
         self._group = self._pod["securityContext"]["fsGroup"]
 
     def make_volumes(self) -> None:
-        """What has no keeper is empty in every new pod."""
+        """Create the volumes; one without a claim is empty in every new pod."""
         claims = self._objects["StatefulSet"]["spec"]["volumeClaimTemplates"]
         kept = [claim["metadata"]["name"] for claim in claims]
         for name in kept:
@@ -56,7 +57,7 @@ class Cluster:
             elif "configMap" in volume:
                 self._fill(self._make(volume["name"], 0o2755), "ConfigMap", volume["configMap"])
             else:
-                assert "secret" in volume, f"a kind of volume that is not known here: {volume}"
+                assert "secret" in volume, f"unsupported kind of volume: {volume}"
                 self._fill(self._make(volume["name"], 0o2750), "Secret", volume["secret"])
 
     def run(self, container: Plain, *options: str) -> str:
@@ -75,7 +76,7 @@ class Cluster:
         for one in container.get("env", []):
             command += ["--env", f"{one['name']}={one['value']}"]
         for mount in container["volumeMounts"]:
-            if mount["mountPath"] != "/dev/shm":  # the engine has its own
+            if mount["mountPath"] != "/dev/shm":  # the engine provides its own
                 rights = ":ro" if mount.get("readOnly") else ""
                 command += ["-v", f"{self._folder / mount['name']}:{mount['mountPath']}{rights}"]
         first, *others = container.get("command", [""])
@@ -92,7 +93,7 @@ class Cluster:
         self.run(node, "-d", "--name", "pod")
 
     def probe(self, kind: str) -> str:
-        """What a cluster, which knows no token, is told."""
+        """Probe as a cluster does, without a token."""
         [node] = self._pod["containers"]
         ports = {port["name"]: port["containerPort"] for port in node["ports"]}
         asked = node[kind]["httpGet"]
@@ -114,7 +115,7 @@ class Cluster:
             file.chmod(source.get("defaultMode", 0o644))
 
 
-def typed(script: str, folder: Path) -> str:
+def run_block(script: str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-ec", script],
@@ -126,28 +127,28 @@ def typed(script: str, folder: Path) -> str:
 
 @pytest.fixture
 def rendered(tmp_path: Path) -> dict[str, Plain]:
-    """By kind, of a hospital that has done what the README says before anything is applied."""
-    need(None if shutil.which("kubectl") else "there is no kubectl")
+    """Return the manifests by kind, after the preparation that the README describes."""
+    need_tool("kubectl")
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
     written = block("deploy/kustomize/README.md", "site")
     make, look, rest = written.partition("kubectl kustomize")
-    typed(make, tmp_path)
+    run_block(make, tmp_path)
     agree(tmp_path)
-    typed(look + rest.partition("|")[0] + "> all.yaml", tmp_path)
+    run_block(look + rest.partition("|")[0] + "> all.yaml", tmp_path)
     return {one["kind"]: one for one in yaml.safe_load_all((tmp_path / "all.yaml").read_text())}
 
 
 def agree(folder: Path) -> None:
-    """With another hospital, which has no more to do here."""
-    typed("lightyear-node init other --name hospital-b --address b.example:7443", folder)
-    ids = [typed(f"lightyear-node id --home {home}", folder) for home in ("site", "other")]
+    """Create peers.yaml with another hospital, which is not started."""
+    run_block("lightyear-node init other --name hospital-b --address b.example:7443", folder)
+    ids = [run_block(f"lightyear-node id --home {home}", folder) for home in ("site", "other")]
     agreed = "deploy/kustomize/base/site/peers.yaml"
     (folder / agreed).unlink()
-    said = " ".join(f"'{line.strip()}'" for line in ids)
-    typed(f"lightyear-node peers add --peers {agreed} --federation two {said}", folder)
+    output = " ".join(f"'{line.strip()}'" for line in ids)
+    run_block(f"lightyear-node peers add --peers {agreed} --federation two {output}", folder)
 
 
-def test_the_pod_runs_and_comes_back(
+def test_the_pod_runs_and_restarts(
     engine: Engine, image: str, rendered: dict[str, Plain], tmp_path: Path
 ) -> None:
     volumes = tmp_path / "volumes"
@@ -160,8 +161,8 @@ def test_the_pod_runs_and_comes_back(
             cluster.start()
             for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
                 wait_until(lambda kind=kind: cluster.probe(kind) == "200", kind)
-            said = engine.docker("exec", "pod", "lightyear-node", "status")
-            assert "hospital-a in two" in said
+            output = engine.docker("exec", "pod", "lightyear-node", "status")
+            assert "hospital-a in two" in output
             engine.docker("stop", "--time", "60", "pod")
             assert engine.docker("inspect", "-f", "{{.State.ExitCode}}", "pod") == "0"
             engine.docker("rm", "pod")

@@ -1,23 +1,23 @@
-"""What is deployed is well formed, as far as its own checkers can tell without a cluster."""
+"""Linters and validators accept the deployment files; no cluster is needed."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from engine import ROOT
-from needs import need
+
+from tests.support.needs import need_tool
+from tests.support.paths import ROOT
 
 EXPOSURE_MAX = 1.5
 OVERLAYS = ("cpu", "gpu", "monitoring")
 SCRIPTS = (
     *("docker/make-sites", "docker/pip-install", "deploy/systemd/install.sh"),
-    *(".ci/run", ".ci/docker-plugins"),
+    *(".ci/run", ".ci/bare", ".ci/docker-plugins"),
 )
 
 
@@ -30,25 +30,25 @@ def checked(*command: str | Path) -> str:
 
 
 def tool(name: str) -> Path:
-    """One that pip has installed beside Python."""
+    """Return the path of a tool installed with pip."""
     return Path(sys.executable).parent / name
 
 
-def test_dockerfile_compose_file_and_scripts() -> None:
+def test_dockerfile_compose_file_and_scripts_pass_their_linters() -> None:
     checked(tool("hadolint"), "docker/Dockerfile")
     checked(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec",
             "docker/compose.yaml")  # fmt: skip
     checked(tool("shellcheck"), *SCRIPTS)
 
 
-def test_the_unit_exposes_little() -> None:
-    need(None if shutil.which("systemd-analyze") else "there is no systemd-analyze")
+def test_the_unit_is_sandboxed() -> None:
+    need_tool("systemd-analyze")
     unit = "deploy/systemd/lightyear-node.service"
-    said = checked("systemd-analyze", "security", "--offline=true", unit)
-    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
-    assert found is not None, said
+    output = checked("systemd-analyze", "security", "--offline=true", unit)
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", output)
+    assert found is not None, output
     assert float(found[1]) <= EXPOSURE_MAX
-    # Nothing in it is unknown to systemd; the program itself is not installed here.
+    # systemd knows every setting; the program itself is not installed here.
     verified = subprocess.run(
         ["systemd-analyze", "verify", ROOT / unit], capture_output=True, text=True, check=False
     )
@@ -57,14 +57,14 @@ def test_the_unit_exposes_little() -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_kustomize(overlay: str, tmp_path: Path) -> None:
-    need(None if shutil.which("kubectl") else "there is no kubectl")
+def test_kustomize_renders_valid_manifests(overlay: str, tmp_path: Path) -> None:
+    need_tool("kubectl")
     made = tmp_path / "all.yaml"
     made.write_text(checked("kubectl", "kustomize", f"deploy/kustomize/overlays/{overlay}"))
     objects = {one["kind"]: one for one in yaml.safe_load_all(made.read_text())}
-    # It knows no foreign kinds, and says so without failing: those are ours to look at.
-    said = checked(tool("kubernetes-validate"), "--strict", made)
-    assert said.count("Couldn't find schema") == (overlay == "monitoring")
+    # It ignores custom kinds with a warning; those are checked here.
+    output = checked(tool("kubernetes-validate"), "--strict", made)
+    assert output.count("Couldn't find schema") == (overlay == "monitoring")
     pod = objects["StatefulSet"]["spec"]["template"]["spec"]
     assert objects["StatefulSet"]["spec"]["replicas"] == 1
     assert pod["securityContext"]["runAsNonRoot"] is True

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine import ROOT, Engine
-from machines import DOCKERFILE, HOST_IMAGE, NETWORK, SITES, Machine, install
-from pages import block
-from waiting import wait_until
+
+from tests.support.doc_pages import block
+from tests.support.docker_engine import Engine
+from tests.support.paths import ROOT
+from tests.support.systemd_machines import DOCKERFILE, HOST_IMAGE, NETWORK, SITES, Machine, install
+from tests.support.waiting import wait_until
 
 HOME = "/var/lib/lightyear-node"
 TASK = '''
@@ -21,7 +23,7 @@ TASK = '''
 import os
 from pathlib import Path
 
-from lightyear_node.tasks import digits
+from lightyear_node.lab.tasks import digits
 
 
 def build(data_root, site_index, site_count, seed):
@@ -50,17 +52,17 @@ def machines(
         yield install(found)
     finally:
         for machine in found:
-            print(machine.do("journalctl", "-u", "lightyear-node", "--no-pager", check=False))
+            print(machine.run("journalctl", "-u", "lightyear-node", "--no-pager", check=False))
             engine.docker("rm", "-f", machine.name, check=False)
         engine.docker("network", "rm", NETWORK, check=False)
 
 
-def test_it_starts_when_it_is_ready_and_says_what_it_does(machines: list[Machine]) -> None:
+def test_the_unit_becomes_active_when_ready_and_shows_its_status(machines: list[Machine]) -> None:
     for machine in machines:
-        assert machine.shows("ActiveState") == "active"
+        assert machine.unit_property("ActiveState") == "active"
         wait_until(lambda m=machine: m.round() >= 2, f"{machine.name} does rounds")
-        assert "round" in machine.shows("StatusText")
-        own = machine.do("cat", f"/proc/{machine.shows('MainPID')}/status")
+        assert "round" in machine.unit_property("StatusText")
+        own = machine.run("cat", f"/proc/{machine.unit_property('MainPID')}/status")
         fields = dict(line.split(":\t", 1) for line in own.splitlines() if ":\t" in line)
         assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
         assert fields["NoNewPrivs"] == "1"
@@ -70,103 +72,101 @@ def test_it_starts_when_it_is_ready_and_says_what_it_does(machines: list[Machine
 
 def test_reloading_keeps_the_process(machines: list[Machine]) -> None:
     machine = machines[0]
-    pid = machine.shows("MainPID")
-    machine.do("systemctl", "reload", "lightyear-node")
+    pid = machine.unit_property("MainPID")
+    machine.run("systemctl", "reload", "lightyear-node")
     reached = machine.round()
     wait_until(lambda: machine.round() > reached, "it goes on")
-    assert machine.shows("MainPID") == pid
+    assert machine.unit_property("MainPID") == pid
 
 
-def test_a_killed_node_is_started_again(machines: list[Machine]) -> None:
+def test_a_killed_node_is_restarted(machines: list[Machine]) -> None:
     machine = machines[0]
-    pid, reached = machine.shows("MainPID"), machine.round()
-    machine.do("kill", "-9", pid)
-    wait_until(lambda: machine.shows("MainPID") not in ("0", pid), "another process")
+    pid, reached = machine.unit_property("MainPID"), machine.round()
+    machine.run("kill", "-9", pid)
+    wait_until(lambda: machine.unit_property("MainPID") not in ("0", pid), "another process")
     wait_until(lambda: machine.round() > reached, "it goes on where it was")
 
 
-def test_a_node_that_hangs_is_found_by_the_watchdog(machines: list[Machine]) -> None:
+def test_the_watchdog_restarts_a_node_that_hangs(machines: list[Machine]) -> None:
     machine = machines[1]
-    pid = machine.shows("MainPID")
-    machine.do("kill", "-STOP", pid)
-    wait_until(lambda: machine.shows("MainPID") not in ("0", pid), "another process")
-    assert "watchdog" in machine.do("journalctl", "-u", "lightyear-node", "--no-pager").lower()
+    pid = machine.unit_property("MainPID")
+    machine.run("kill", "-STOP", pid)
+    wait_until(lambda: machine.unit_property("MainPID") not in ("0", pid), "another process")
+    assert "watchdog" in machine.run("journalctl", "-u", "lightyear-node", "--no-pager").lower()
     reached = machines[0].round()
     wait_until(lambda: machine.round() > reached, "it goes on")
 
 
-def test_bad_settings_are_not_tried_again_and_again(machines: list[Machine]) -> None:
+def test_invalid_settings_are_not_retried(machines: list[Machine]) -> None:
     machine = machines[1]
     settings = f"{HOME}/node.yaml"
-    good = machine.do("cat", settings)
-    machine.do("systemctl", "stop", "lightyear-node")
-    assert machine.shows("ExecMainStatus") == "0"
+    good = machine.run("cat", settings)
+    machine.run("systemctl", "stop", "lightyear-node")
+    assert machine.unit_property("ExecMainStatus") == "0"
     machine.write(settings, good + "\nno_such_key: 1\n")
-    machine.do("systemctl", "start", "lightyear-node", check=False)
-    wait_until(lambda: machine.shows("ActiveState") == "failed", "it is given up")
-    assert machine.shows("ExecMainStatus") == "78"
-    assert machine.shows("NRestarts") == "0"
+    machine.run("systemctl", "start", "lightyear-node", check=False)
+    wait_until(lambda: machine.unit_property("ActiveState") == "failed", "it is given up")
+    assert machine.unit_property("ExecMainStatus") == "78"
+    assert machine.unit_property("NRestarts") == "0"
     machine.write(settings, good)
-    machine.do("systemctl", "reset-failed", "lightyear-node")
-    machine.do("systemctl", "start", "lightyear-node")
+    machine.run("systemctl", "reset-failed", "lightyear-node")
+    machine.run("systemctl", "start", "lightyear-node")
     wait_until(lambda: machine.round() >= 0, "it is back")
 
 
-def test_a_task_of_our_own_sees_the_data_it_is_shown_and_nothing_else(
+def test_a_custom_task_sees_only_the_data_it_is_given(
     machines: list[Machine],
 ) -> None:
     page, machine = "deploy/systemd/README.md", machines[0]
-    machine.do("mkdir", "-p", "/srv/xray", "/srv/task")
+    machine.run("mkdir", "-p", "/srv/xray", "/srv/task")
     machine.write("/srv/xray/images", "patients")
     machine.write("/srv/task/chest_xray.py", TASK)
     drop_ins = "/etc/systemd/system/lightyear-node.service.d"
     machine.write(f"{drop_ins}/override.conf", block(page, "drop-in"))
-    good = machine.do("cat", f"{HOME}/node.yaml")
+    good = machine.run("cat", f"{HOME}/node.yaml")
     machine.write(f"{HOME}/node.yaml", f"{good}\n{block(page, 'task')}")
-    machine.do("systemctl", "stop", "lightyear-node")
+    machine.run("systemctl", "stop", "lightyear-node")
     machine.type(block(page, "try"), folder="/root")
-    machine.do("systemctl", "daemon-reload")
+    machine.run("systemctl", "daemon-reload")
     reached = machines[1].round()
-    machine.do("systemctl", "start", "lightyear-node")
+    machine.run("systemctl", "start", "lightyear-node")
     wait_until(lambda: machine.round() > reached, "it trains on what it is shown")
-    assert "/srv is hidden" in machine.do("journalctl", "-u", "lightyear-node", "--no-pager")
-    machine.do("rm", f"{drop_ins}/override.conf")
+    assert "/srv is hidden" in machine.run("journalctl", "-u", "lightyear-node", "--no-pager")
+    machine.run("rm", f"{drop_ins}/override.conf")
     machine.write(f"{HOME}/node.yaml", good)
-    machine.do("systemctl", "daemon-reload")
-    machine.do("systemctl", "restart", "lightyear-node")
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "restart", "lightyear-node")
 
 
 def repository(folder: Path, version: str) -> Path:
-    """A copy of ours, at some version."""
+    """Return a copy of the repository with another version."""
     copy = folder / version
     for name in ("lightyear_node", "deploy"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    for named in (copy / "pyproject.toml", copy / "lightyear_node" / "__init__.py"):
-        text, count = re.subn(
-            r'(version\w* = )"[\d.]+"', rf'\1"{version}"', named.read_text(), count=1
-        )
-        assert count == 1, named
-        named.write_text(text)
+    named = copy / "lightyear_node" / "__init__.py"
+    text, count = re.subn(r'(__version__ = )"[\d.]+"', rf'\1"{version}"', named.read_text())
+    assert count == 1
+    named.write_text(text)
     return copy
 
 
-def test_upgrade_and_rollback(machines: list[Machine], tmp_path: Path) -> None:
-    """One of two sites, while the other one goes on."""
+def test_a_site_is_upgraded_and_rolled_back(machines: list[Machine], tmp_path: Path) -> None:
+    """Upgrade one of two sites while the other runs."""
     machine, other = machines
-    # The hospital's own package index.
+    # The hospital's internal package index.
     machine.write("/etc/pip.conf", "[global]\nno-index = true\nfind-links = /wheelhouse\n")
     for version in ("9.9.9", "0.1.0"):
         machine.copy(repository(tmp_path, version), "/root")
         before = machine.round()
-        said = machine.type(block("docs/operators/upgrade.md", "upgrade"), f"/root/{version}")
-        assert other.name in said, said
+        output = machine.type(block("docs/operators/upgrade.md", "upgrade"), f"/root/{version}")
+        assert other.name in output, output
         assert machine.node("--version") == f"lightyear-node {version}"
-        assert machine.shows("ActiveState") == "active"
+        assert machine.unit_property("ActiveState") == "active"
         wait_until(lambda before=before: machine.round() > before, "it goes on where it was")
         reached = machine.round()
         wait_until(lambda reached=reached: other.round() > reached, "the other goes on with it")
         wait_until(lambda: "✓ accepted" in machine.node("status"), "models fit")
-    told = json.loads(other.node("status", "--format", "json"))["data"]
-    assert not told["quarantined"]
+    status = json.loads(other.node("status", "--format", "json"))["data"]
+    assert not status["quarantined"]

@@ -1,4 +1,4 @@
-"""The wheel and the source archive, installed where there is no internet, do what they should."""
+"""The wheel and the source archive work without internet access."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from engine import ROOT
-from pages import block
+
+from tests.support.doc_pages import block
+from tests.support.paths import ROOT
 
 IMPORTS = """
 import google.protobuf
@@ -44,14 +45,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_archives_hold_what_they_should(built: Path) -> None:
+def test_the_archives_contain_the_expected_files(built: Path) -> None:
     [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
     inside = zipfile.ZipFile(wheel).namelist()
-    assert "lightyear_node/node.py" in inside
+    assert "lightyear_node/node/daemon.py" in inside
     assert "lightyear_node/lab/paper_tables.json" in inside
     assert not [name for name in inside if name.startswith(("tests/", "docs/"))]
-    with tarfile.open(source) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+    with tarfile.open(source) as manifests:
+        names = {name.partition("/")[2] for name in manifests.getnames()}
     wanted = {"proto/lightyear_node/v1/exchange.proto", "docker/Dockerfile", "Makefile"}
     assert wanted | {"deploy/systemd/lightyear-node.service", "constraints.txt"} <= names
     assert not [name for name in names if name.endswith(".whl")]
@@ -67,12 +68,12 @@ def test_a_clean_environment_without_internet_runs_the_demo(
         binaries / "pip", "install", "--quiet", "--disable-pip-version-check",
         "--no-index", "--find-links", wheelhouse, f"{wheel}[demo]",
     )  # fmt: skip
-    said = run(
+    output = run(
         binaries / "lightyear-node", "demo", "--sites", "3", "--rounds", "3",
         "--no-view", "--format", "json", "--keep", tmp_path / "kept",
         OMP_NUM_THREADS="1",
     )  # fmt: skip
-    counted = json.loads(said)["data"]["verdicts"]
+    counted = json.loads(output)["data"]["verdicts"]
     assert counted["malfunctioning_accepted"] == 0
     assert counted["malfunctioning_rejected"] > 0
 
@@ -83,12 +84,12 @@ def test_the_stubs_work_with_the_oldest_and_the_newest_protobuf(
 ) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     run(*pip, "--no-deps", "--target", tmp_path, f"protobuf{release}")
-    said = run(sys.executable, "-c", IMPORTS, PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert said.startswith(release.lstrip("=>")[0])
+    output = run(sys.executable, "-c", IMPORTS, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert output.startswith(release.lstrip("=>")[0])
 
 
 @pytest.mark.usefixtures("wheelhouse")
-def test_what_is_carried_over_is_described_and_compared() -> None:
+def test_the_wheelhouse_is_described_and_verified() -> None:
     page = "docs/operators/air-gap.md"
     run("bash", "-ec", block(page, "describe"), cwd=ROOT)
     bill = json.loads((ROOT / "build" / "sbom.json").read_text())
@@ -96,6 +97,6 @@ def test_what_is_carried_over_is_described_and_compared() -> None:
     assert bill["metadata"]["component"]["name"] == "lightyear-node"
     listed = {component["name"].lower() for component in bill["components"]}
     assert {"torch", "grpcio", "protobuf", "cryptography", "safetensors", "zstandard"} <= listed
-    assert not {"pytest", "cyclonedx-bom"} & listed, "it lists what is carried, no more"
-    said = run("bash", "-ec", block(page, "compare"), cwd=ROOT)
-    assert said.count(": OK") >= len(listed) - 1, said
+    assert not {"pytest", "cyclonedx-bom"} & listed, "it lists exactly the files of the wheelhouse"
+    output = run("bash", "-ec", block(page, "compare"), cwd=ROOT)
+    assert output.count(": OK") >= len(listed) - 1, output

@@ -1,4 +1,4 @@
-"""The failpoints themselves: they burn once, where they were told to, and only in tests."""
+"""The failpoints themselves: they act once, at the chosen point, and only in tests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from failpoints import Failpoint, Fuse
 
 import lightyear_node
+from tests.support.failpoints import Failpoint, Trigger
 
 
 @pytest.mark.parametrize(
@@ -19,48 +19,62 @@ import lightyear_node
         ("before:adopt-updates:2", Failpoint("before", "adopt-updates", 2)),
     ],
 )
-def test_a_failpoint_is_a_moment_a_point_and_a_number(text: str, expected: Failpoint) -> None:
+def test_a_failpoint_is_parsed(text: str, expected: Failpoint) -> None:
     assert Failpoint.parse(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "seal", "during:seal", "before:", "after:seal:two", "a:b:1:2"]
 )
-def test_anything_else_is_refused(text: str) -> None:
+def test_an_invalid_failpoint_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Failpoint.parse(text)
 
 
-def told(when: str, point: str, nth: int) -> list[str]:
-    """What happens when three steps are taken, two of them at the same point."""
+def steps_with_failpoint(when: str, point: str, nth: int) -> list[str]:
+    """Run three steps, two of them at the same point; return what happened."""
     happened: list[str] = []
-    fuse = Fuse(Failpoint(when, point, nth), lambda here: happened.append("burns"))
-    step = fuse.around(lambda kind, text: kind, lambda kind, text: happened.append(text))
+    trigger = Trigger(Failpoint(when, point, nth), lambda here: happened.append("acts"))
+    step = trigger.around(lambda kind, text: kind, lambda kind, text: happened.append(text))
     for kind, text in (("seal", "first seal"), ("commit", "commit"), ("seal", "second seal")):
         step(kind, text)
     return happened
 
 
-def test_it_burns_at_its_point_and_nowhere_else() -> None:
+def test_a_trigger_acts_only_at_its_point() -> None:
     steps = ["first seal", "commit", "second seal"]
-    assert told("before", "seal", 1) == ["burns", *steps]
-    assert told("after", "seal", 1) == ["first seal", "burns", *steps[1:]]
-    assert told("before", "seal", 2) == ["first seal", "commit", "burns", "second seal"]
-    assert told("after", "seal", 2) == [*steps, "burns"]
-    assert told("after", "commit", 1) == ["first seal", "commit", "burns", "second seal"]
-    assert told("after", "seal", 3) == told("before", "start", 1) == steps
+    assert steps_with_failpoint("before", "seal", 1) == ["acts", *steps]
+    assert steps_with_failpoint("after", "seal", 1) == ["first seal", "acts", *steps[1:]]
+    assert steps_with_failpoint("before", "seal", 2) == [
+        "first seal",
+        "commit",
+        "acts",
+        "second seal",
+    ]
+    assert steps_with_failpoint("after", "seal", 2) == [*steps, "acts"]
+    assert steps_with_failpoint("after", "commit", 1) == [
+        "first seal",
+        "commit",
+        "acts",
+        "second seal",
+    ]
+    assert (
+        steps_with_failpoint("after", "seal", 3)
+        == steps_with_failpoint("before", "start", 1)
+        == steps
+    )
 
 
-def test_of_steps_side_by_side_the_first_that_began_is_the_first() -> None:
+def test_concurrent_steps_are_numbered_by_their_start() -> None:
     happened: list[str] = []
-    fuse = Fuse(Failpoint("after", "fetch", 1), lambda here: happened.append("burns"))
+    trigger = Trigger(Failpoint("after", "fetch", 1), lambda here: happened.append("acts"))
 
     async def fetch(name: str, ready: asyncio.Event) -> None:
         await ready.wait()
         happened.append(name)
 
     async def two() -> None:
-        watched = fuse.around_waiting("fetch", fetch)
+        watched = trigger.around_async("fetch", fetch)
         late, soon = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(watched("began first", late))
@@ -70,7 +84,7 @@ def test_of_steps_side_by_side_the_first_that_began_is_the_first() -> None:
             late.set()
 
     asyncio.run(two())
-    assert happened == ["began second", "began first", "burns"]
+    assert happened == ["began second", "began first", "acts"]
 
 
 def test_the_product_has_no_failpoints() -> None:

@@ -1,4 +1,4 @@
-"""docs/operators, followed to the letter by four hospitals: those pages on which all goes well."""
+"""Executes docs/operators literally at four hospitals: the pages without incidents."""
 
 from __future__ import annotations
 
@@ -8,38 +8,43 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from handbook import PAGES, Hospitals, Mailed, steps
-from hosts import why_not
-from lives import round_of, status_of, wait_for
-from merges import last_record, merged, wait_for_rounds, wait_until_all_merge_all
-from needs import need
-from staging import history
 
-from lightyear_node.journal import Record
+from lightyear_node.storage.hash_chain import Record
+from tests.support.bad_network_setup import history
+from tests.support.handbook import PAGES, Hospitals, MailStep, steps
+from tests.support.needs import need
+from tests.support.network_hosts import why_not
+from tests.support.recorded_merges import (
+    last_record,
+    merged,
+    wait_for_rounds,
+    wait_until_all_merge_all,
+)
+from tests.support.site_lives import round_of, status_of, wait_for
 
 FOUNDERS = ["hospital-a", "hospital-b", "hospital-c"]
 GUEST = "hospital-d"
 INSTALLED = {"air-gap.md", "upgrade.md"}
-"""Pages that tests/deploy is about."""
+"""Pages that tests/deploy covers."""
 
 
 @pytest.mark.parametrize("page", sorted({page.name for page in PAGES.glob("*.md")} - INSTALLED))
-def test_every_command_of_the_handbook_is_typed(page: str) -> None:
-    """Those that an operator types with a node; what an administrator does is `make deploy`'s."""
+def test_every_command_of_the_handbook_is_run(page: str) -> None:
+    """Commands for a node's operator; `make deploy` covers those for administrators."""
     text = (PAGES / page).read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     words = re.findall(r"`(lightyear-node [^`]+|[^`]+: \{[^`]+\})`", text)
-    typed = " ".join(any_hospital(step) for step in all_texts())
+    run = " ".join(any_hospital(step) for step in all_texts())
     for command in [*blocks, *words]:
         by_root = command.startswith("sudo ")
-        assert by_root or any_hospital(command) in typed, f"no test types this: {command}"
+        assert by_root or any_hospital(command) in run, f"no test runs this: {command}"
 
 
 def all_texts() -> Iterator[str]:
     for page in PAGES.glob("*.md"):
         if "<!-- at " in page.read_text():
             for step in steps(page.name):
-                if not isinstance(step, Mailed):
+                if not isinstance(step, MailStep):
                     yield step.text
 
 
@@ -47,54 +52,53 @@ def any_hospital(text: str) -> str:
     return re.sub(r"hospital-[a-d]", "hospital-x", " ".join(text.split()))
 
 
-@pytest.mark.slow
 def test_the_handbook_works_as_written(tmp_path: Path) -> None:
-    need(why_not())
+    need(why_not("bash"))
     with Hospitals(tmp_path, [*FOUNDERS, GUEST]) as hospitals:
-        found_a_federation(hospitals)
-        take_in_and_let_go(hospitals)
+        create_a_federation(hospitals)
+        add_and_remove_a_hospital(hospitals)
         renew_a_certificate(hospitals)
-        come_back_from_a_backup(hospitals)
-        assert not hospitals.unread()
+        restore_from_a_backup(hospitals)
+        assert not hospitals.remaining_steps()
         for name in FOUNDERS:
             assert not (status_of(hospitals.home[name]) or {})["quarantined"]
             assert "Traceback" not in hospitals.log(name)
 
 
-def found_a_federation(hospitals: Hospitals) -> None:
+def create_a_federation(hospitals: Hospitals) -> None:
     page = "first-federation.md"
     hospitals.members = FOUNDERS
     made: dict[str, str] = {}
     while len(made) < len(FOUNDERS):
         made |= hospitals.follow(page, "keys")
-    pins = {name: said.split()[1] for name, said in made.items()}
+    pins = {name: output.split()[1] for name, output in made.items()}
     for listed in hospitals.follow(page, "list").values():
         for name, pin in pins.items():
             assert any(pin in line and name in line for line in listed.splitlines()), listed
-    for said in hospitals.follow(page, "check").values():
-        assert said.count("refused") >= 2, said
+    for output in hospitals.follow(page, "check").values():
+        assert output.count("refused") >= 2, output
     hospitals.follow(page, "start")
     wait_until_all_merge_all(hospitals)
     wait_for_rounds(hospitals, 2)
-    for name, said in hospitals.follow(page, "look").items():
-        assert f"{name} in first-steps" in said
+    for name, output in hospitals.follow(page, "look").items():
+        assert f"{name} in first-steps" in output
         for other in hospitals.members:
-            assert other == name or f"✓ {other} " in said, said
+            assert other == name or f"✓ {other} " in output, output
 
 
-def take_in_and_let_go(hospitals: Hospitals) -> None:
+def add_and_remove_a_hospital(hospitals: Hospitals) -> None:
     page = "membership.md"
     hospitals.follow(page, "keys")
-    for said in hospitals.follow(page, "add").values():
-        assert GUEST in said
-    [said] = hospitals.follow(page, "check").values()
-    assert all(f"✓ {name} " in said for name in FOUNDERS), said
+    for output in hospitals.follow(page, "add").values():
+        assert GUEST in output
+    [output] = hospitals.follow(page, "check").values()
+    assert all(f"✓ {name} " in output for name in FOUNDERS), output
     begun = {name: round_of(hospitals.home[name]) for name in FOUNDERS}
     hospitals.follow(page, "start")
     hospitals.members = [*FOUNDERS, GUEST]
     wait_until_all_merge_all(hospitals)
     first = next(r for r in history(hospitals.home[GUEST]) if r.kind == "seal")
-    assert first.round >= min(begun.values()), "it began where the others were"
+    assert first.round >= min(begun.values()), "it began in the others' round"
 
     hospitals.members = FOUNDERS
     hospitals.follow(page, "leave")
@@ -117,12 +121,12 @@ def renew_a_certificate(hospitals: Hospitals) -> None:
     hospitals.follow(page, "forget")
     since = {name: last_record(hospitals, name) for name in FOUNDERS}
     wait_until_all_merge_all(hospitals, since)
-    for name, said in hospitals.follow(page, "look").items():
-        assert all(other == name or f"✓ {other} " in said for other in FOUNDERS), said
+    for name, output in hospitals.follow(page, "look").items():
+        assert all(other == name or f"✓ {other} " in output for other in FOUNDERS), output
 
 
-def come_back_from_a_backup(hospitals: Hospitals) -> None:
-    """First only with its keys, then with a state directory that is some rounds old."""
+def restore_from_a_backup(hospitals: Hospitals) -> None:
+    """Restore first only the keys, then a state directory that is some rounds old."""
     page, name = "backup.md", "hospital-c"
     home = hospitals.home[name]
     hospitals.follow(page, "backup")
@@ -133,7 +137,7 @@ def come_back_from_a_backup(hospitals: Hospitals) -> None:
     home.directory.mkdir()
     shutil.copy(ruins / "lightyear-backup.tar.gz", home.directory)
     hospitals.follow(page, "unpack")
-    hospitals.follow(page, "start anew")
+    hospitals.follow(page, "start with new state")
     wait_until_merged_again(hospitals, name)
 
     hospitals.end(name)
@@ -152,18 +156,20 @@ def come_back_from_a_backup(hospitals: Hospitals) -> None:
 
 
 def check_never_signed_twice(records: list[Record]) -> None:
-    """On however many disks a site has written: one round of one generation is one update."""
+    """Check that each round of a generation has one update, over all disks of the site."""
     sealed: dict[tuple[int, int], set[str]] = {}
     for record in records:
         if record.kind == "seal":
             update = record.body["update"]
             sealed.setdefault((update["generation"], record.round), set()).add(update["digest"])
-    assert len({generation for generation, _ in sealed}) == 3, "one for each of its memories"
+    assert len({generation for generation, _ in sealed}) == 3, (
+        "one generation for each state directory"
+    )
     assert all(len(digests) == 1 for digests in sealed.values()), sealed
 
 
 def wait_until_merged_again(hospitals: Hospitals, name: str) -> None:
-    """The others merge what it makes from now on, and it merges theirs."""
+    """Wait until it and the others merge each other's new updates."""
     home = hospitals.home[name]
     wait_for(lambda: (home.state_dir / "journal.db").exists() and status_of(home) is not None)
     since = {other: last_record(hospitals, other) for other in FOUNDERS}

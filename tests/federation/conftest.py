@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from lightyear_node.config.agreement import BarrierTerms, ExchangeTerms, RuleTerms
-from lightyear_node.config.site import Malfunction
-from lightyear_node.journal import Journal, Record
+from lightyear_node.config.federation import BarrierConfig, ExchangeConfig, RuleConfig
 from lightyear_node.lab.federation import SiteHome, lay_out, site_names
-from lightyear_node.records import PeerName
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "byzantine"))
-
-from asking import QUICK, SEED, LayOut
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.storage.hash_chain import Record
+from lightyear_node.storage.journal import Journal
+from lightyear_node.types import PeerName
+from tests.support.journal_records import first_bad_record, read_records
+from tests.support.site_queries import QUICK, SEED, LayOut
 
 
 @pytest.fixture
@@ -27,7 +24,7 @@ def lay_out_sites(tmp_path: Path) -> LayOut:
 
 @pytest.fixture(scope="module")
 def lay_out_once(tmp_path_factory: pytest.TempPathFactory) -> LayOut:
-    """For a federation that all tests of a file share."""
+    """Lay out a federation that all tests of a file share."""
     return laying_out(tmp_path_factory.mktemp("sites"))
 
 
@@ -36,16 +33,14 @@ def laying_out(directory: Path) -> LayOut:
         sites: int = 3,
         *,
         rounds: int = 3,
-        malfunctions: Mapping[PeerName, Malfunction] | None = None,
-        barrier: BarrierTerms = QUICK,
-        rule: RuleTerms | None = None,
+        malfunctions: Mapping[PeerName, MalfunctionConfig] | None = None,
+        barrier: BarrierConfig = QUICK,
+        rule: RuleConfig | None = None,
         unreachable: Collection[PeerName] = (),
-        exchange: ExchangeTerms | None = None,
+        exchange: ExchangeConfig | None = None,
     ) -> list[SiteHome]:
-        # A test that is tried again gets new sites.
-        runs = len(list(directory.glob("run-*")))
         return lay_out(
-            directory / f"run-{runs}",
+            directory / "sites",
             site_names(sites),
             seed=SEED,
             rounds=rounds,
@@ -61,14 +56,14 @@ def laying_out(directory: Path) -> LayOut:
 
 @pytest.fixture
 def records() -> Iterator[Callable[[SiteHome], list[Record]]]:
-    """A site's journal, read beside the running node; its chain must hold."""
+    """Read a site's journal beside the running node, and check its hash chain."""
     opened: list[Journal] = []
 
     def read(home: SiteHome) -> list[Record]:
         journal = Journal(home.state_dir / "journal.db")
         opened.append(journal)
-        assert journal.first_bad_record() is None
-        return list(journal.records())
+        assert first_bad_record(journal) is None
+        return read_records(journal)
 
     yield read
     for journal in opened:

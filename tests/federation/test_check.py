@@ -1,11 +1,10 @@
-"""`check` and `peers ping` against everything that may stand at a peer's address."""
+"""`check` and `peers ping` against every kind of server at a peer's address."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import shutil
 import socket
 import ssl
 import sys
@@ -16,30 +15,28 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import impostors
 import pytest
-import yaml
-from asking import DEADLINE_S, PATIENT, B, C, LayOut, metrics_of
-from needs import need
 
-from lightyear_node.config.agreement import load_agreement
-from lightyear_node.identity import BACKDATED, LIFETIME, Identity, make_identity
-from lightyear_node.joining import Joined
-from lightyear_node.journal import Record
+from lightyear_node.config.federation import load_federation_config
+from lightyear_node.identity.invite import Invite
+from lightyear_node.identity.keys import BACKDATED, LIFETIME, Identity, make_identity
 from lightyear_node.lab.federation import START, Federation, SiteHome, package_environment
-from lightyear_node.peers_file import peer_of, write_agreement
-from lightyear_node.records import PeerName
+from lightyear_node.storage.hash_chain import Record
+from lightyear_node.tools.peers_file import peer_of, write_peers_file
 from lightyear_node.transport.limits import HANDSHAKE_S
+from lightyear_node.types import PeerName
+from tests.support import impostors
+from tests.support.needs import need_tool
+from tests.support.site_queries import DEADLINE_S, PATIENT, B, C, LayOut, change_yaml, metrics_of
 
 D = PeerName("site-d")
 NOW = datetime.now(UTC)
 HTTP = b"HTTP/1.1 400 Bad Request\r\n\r\n"
-FAKETIME = shutil.which("faketime")
 ALL_LINKS = 12
 
 OTHER_MODEL = """
 from torch import nn
-from lightyear_node.tasks import digits
+from lightyear_node.lab.tasks import digits
 
 def build(**arguments):
     task = digits.build(**arguments)
@@ -49,7 +46,7 @@ def build(**arguments):
 
 
 async def asked(home: SiteHome, *command: str, code: int) -> dict[str, Any]:
-    """The data of one of the two commands, run as an operator would."""
+    """Run one of the two commands as an operator would; return its data."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "lightyear_node", *command, "--format", "json"),
         cwd=home.directory,
@@ -80,7 +77,7 @@ def marks(peer: dict[str, Any]) -> dict[str, str]:
 
 
 def broken_at(peer: dict[str, Any], name: str) -> dict[str, str]:
-    """The broken link, which must be this one; what comes before holds, nothing after is shown."""
+    """Check that this step fails, the steps before pass, and none after is shown."""
     names = [link["name"] for link in peer["links"]]
     where = names.index(name)
     by_name = marks(peer)
@@ -100,15 +97,10 @@ def keys_of(home: SiteHome) -> Identity:
 def put_into_peers(home: SiteHome, identity: Identity, address: str) -> None:
     """Pin this identity at this address in the home's peers.yaml, in place of its namesake."""
     path = home.directory / "peers.yaml"
-    agreement = load_agreement(path)
-    peer = peer_of(Joined(identity.name, address, identity.certificate))
+    agreement = load_federation_config(path)
+    peer = peer_of(Invite(identity.name, address, identity.certificate))
     others = [one for one in agreement.peers if one.name != peer.name]
-    write_agreement(path, agreement.model_copy(update={"peers": (*others, peer)}))
-
-
-def change_yaml(path: Path, **changed: object) -> None:
-    document = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**document, **changed}))
+    write_peers_file(path, agreement.model_copy(update={"peers": (*others, peer)}))
 
 
 @contextlib.asynccontextmanager
@@ -140,10 +132,12 @@ Stage = Callable[[SiteHome, SiteHome], AbstractAsyncContextManager[None]]
             *("tls", "does not speak TLS"),
             id="SSH",
         ),
-        pytest.param(lambda a, b: impostors.cutting(b.address), "tls", "hangs up", id="cut"),
+        pytest.param(
+            lambda a, b: impostors.cutting(b.address), "tls", "closes the connection", id="cut"
+        ),
         pytest.param(
             lambda a, b: impostors.plain(b.address, b"", b""),
-            *("tls", "says nothing"),
+            *("tls", "sends nothing"),
             id="silence",
         ),
         pytest.param(
@@ -158,51 +152,51 @@ Stage = Callable[[SiteHome, SiteHome], AbstractAsyncContextManager[None]]
         ),
         pytest.param(
             lambda a, b: impostors.node(b.address, keys_of(b), make_identity("site-a", NOW)),
-            *("accepted", "hangs up when it sees our certificate"),
+            *("accepted", "closes the connection when it sees our certificate"),
             id="does not know us",
         ),
     ],
 )
-def test_what_stands_at_the_address_is_told_apart(
+def test_the_servers_at_an_address_are_distinguished(
     lay_out_sites: LayOut, stage: Stage, link: str, words: str
 ) -> None:
     a, b = lay_out_sites(2)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with stage(a, b):
             assert words in broken_at(await ping(a, code=3, timeout_s=4), link)["about"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
     ("made", "words"),
-    [(NOW - LIFETIME - BACKDATED, "ended on"), (NOW + timedelta(days=5), "is valid from")],
+    [(NOW - LIFETIME - BACKDATED, "expired on"), (NOW + timedelta(days=5), "is valid from")],
 )
-def test_the_pinned_certificate_at_the_wrong_time(
+def test_a_pinned_certificate_outside_its_validity_is_reported(
     lay_out_sites: LayOut, made: datetime, words: str
 ) -> None:
     a, b = lay_out_sites(2)
     theirs = make_identity("site-b", made)
     put_into_peers(a, theirs, b.address)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with impostors.node(b.address, theirs, keys_of(a)):
             pin = broken_at(await ping(a, code=3), "pin")
             assert words in pin["about"]
             assert "clock" in pin["advice"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
-def test_a_tls_inspecting_proxy_is_named(
+def test_a_tls_inspecting_proxy_is_reported(
     lay_out_sites: LayOut, tmp_path: Path, newest: ssl.TLSVersion
 ) -> None:
     a, b, c = lay_out_sites(3)
     proxied, real = b.address, c.address
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             impostors.node(real, keys_of(b), keys_of(a)),
             impostors.inspecting_proxy(proxied, real, tmp_path, newest),
@@ -210,22 +204,22 @@ def test_a_tls_inspecting_proxy_is_named(
             pin = broken_at(await ping(a, code=3), "pin")
             assert f"issued by CN={impostors.AUTHORITY}" in pin["about"]
             assert f"exempt {proxied}" in pin["advice"]
-            # The same site without the proxy is in order.
+            # Without the proxy the same site passes.
             put_into_peers(a, make_identity("site-c", NOW), "127.0.0.1:1")
             put_into_peers(a, keys_of(b), real)
             assert marks(await ping(a, code=0))["answer"] == "holds"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_name_that_does_not_resolve(lay_out_sites: LayOut) -> None:
+def test_a_name_that_does_not_resolve_is_reported(lay_out_sites: LayOut) -> None:
     a, b = lay_out_sites(2)
     put_into_peers(a, keys_of(b), "no-such-host.invalid:7443")
     dns = broken_at(asyncio.run(ping(a, code=3)), "dns")
     assert "no-such-host.invalid" in dns["about"]
 
 
-def test_sites_that_differ_are_told_what_differs(lay_out_sites: LayOut) -> None:
+def test_differences_between_sites_are_reported(lay_out_sites: LayOut) -> None:
     homes = lay_out_sites(4, rounds=50)
     a, b, c, d = homes
     change_yaml(b.directory / "peers.yaml", federation="another")
@@ -235,7 +229,7 @@ def test_sites_that_differ_are_told_what_differs(lay_out_sites: LayOut) -> None:
     with Federation([b, c, d]) as federation:
         federation.wait_until(lambda s: all(s.values()), DEADLINE_S)
         data = asyncio.run(asked(a, "check", code=3))
-        # In a folder where no node has run, nothing is known of the model, and nothing appears.
+        # In a folder where no node has run, the model is unknown, and no file is created.
         assert not a.state_dir.exists()
         assert marks(asyncio.run(ping(a, D, code=0)))["schema"] == "not_known"
         assert not a.state_dir.exists()
@@ -246,12 +240,12 @@ def test_sites_that_differ_are_told_what_differs(lay_out_sites: LayOut) -> None:
     links = {link["name"]: link for link in peers[D]["links"]}
     differing = [name for name, link in links.items() if link["mark"] != "holds"]
     assert differing == ["agreement", "initial_model"]
-    ours, theirs = (load_agreement(one.directory / "peers.yaml").digest() for one in (a, d))
+    ours, theirs = (load_federation_config(one.directory / "peers.yaml").digest() for one in (a, d))
     assert ours[:12] in links["agreement"]["about"]
     assert theirs[:12] in links["agreement"]["about"]
 
 
-def test_all_is_well_between_two_nodes_that_go_on_meanwhile(
+def test_a_check_between_two_running_nodes_passes_and_does_not_disturb_them(
     lay_out_sites: LayOut, records: Callable[[SiteHome], list[Record]]
 ) -> None:
     homes = lay_out_sites(2, rounds=500, barrier=PATIENT)
@@ -269,7 +263,7 @@ def test_all_is_well_between_two_nodes_that_go_on_meanwhile(
         pinged = asyncio.run(ping(homes[0], code=0))
         beyond(reached + 1)
     assert set(marks(data["peers"][0]).values()) == {"holds"}
-    # The second command builds no model: it knows ours from the journal of the running node.
+    # The second command builds no model: it reads the schema from the running node's journal.
     assert set(marks(pinged).values()) == {"holds"}
     checks = {check["name"]: check for check in data["checks"]}
     assert "broken" not in {check["mark"] for check in checks.values()}
@@ -277,22 +271,24 @@ def test_all_is_well_between_two_nodes_that_go_on_meanwhile(
     for home in homes:
         history = records(home)
         verdicts = [one.body["verdicts"] for one in history if one.kind == "decision"]
-        # Nobody was ever missing, and nobody had to start again.
+        # The connection never broke, and no site restarted.  On a busy machine the other may be
+        # ahead, so that its newest update has been used already.
         assert len(verdicts) > reached
-        assert all(verdict["digest"] for judged in verdicts for verdict in judged)
+        missing = [one for judged in verdicts for one in judged if one["digest"] is None]
+        assert {one["reason"] for one in missing} <= {"stale_round"}
         assert sum(record.kind == "start" for record in history) == 1
 
 
-def test_a_question_leaves_no_trace(
+def test_a_probe_leaves_no_trace(
     lay_out_sites: LayOut, records: Callable[[SiteHome], list[Record]]
 ) -> None:
-    """Not even one from a site that would be refused if it meant it."""
+    """Not even from a site whose real calls would be refused."""
     a, b = lay_out_sites(2, rounds=50)
 
     def traces() -> tuple[object, ...]:
         known = metrics_of(b).items()
-        # How much room the disk has changes with whatever else this machine does.
-        # As text: what is not known yet is NaN, and equals nothing.
+        # Free disk space changes with other activity on this machine.
+        # As text: unknown values are NaN, which equals nothing.
         metrics = {
             k: str(v) for k, v in known if k.startswith("lightyear_") and "disk_free" not in k
         }
@@ -312,7 +308,7 @@ def test_a_question_leaves_no_trace(
         before = traces()
         broken_at(asyncio.run(ping(a, code=3)), "federation")
         assert traces() == before
-        # A stranger's connection is counted after a while; by then the question's would be, too.
+        # An unauthenticated connection is counted with a delay; so would the probe's be by then.
         handshakes = 'lightyear_authentication_failures_total{reason="handshake"}'
         host, _, port = b.address.rpartition(":")
         with socket.create_connection((host, int(port))):
@@ -326,14 +322,13 @@ def test_a_question_leaves_no_trace(
 @pytest.mark.parametrize(
     ("shift", "words"), [("+1d", "1 d 0 h ahead of ours"), ("-20h", "20 h 0 min behind ours")]
 )
-def test_a_clock_that_is_off_is_a_warning(
+def test_a_wrong_clock_is_a_warning(
     lay_out_sites: LayOut, monkeypatch: pytest.MonkeyPatch, shift: str, words: str
 ) -> None:
-    need(None if FAKETIME else "`faketime` is not installed (apt install faketime)")
+    need_tool("faketime")
     a, b = lay_out_sites(2, rounds=50)
     monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-    assert FAKETIME is not None
-    with Federation([b], [FAKETIME, "-f", shift, *START]) as federation:
+    with Federation([b], ["faketime", "-f", shift, *START]) as federation:
         federation.wait_until(lambda s: s[B] is not None, DEADLINE_S)
         peer = asyncio.run(ping(a, code=0))
     clock = peer["links"][-1]
@@ -342,10 +337,10 @@ def test_a_clock_that_is_off_is_a_warning(
     assert "NTP" in clock["advice"]
 
 
-def test_the_table_says_what_to_do(lay_out_sites: LayOut) -> None:
+def test_the_table_shows_advice(lay_out_sites: LayOut) -> None:
     a, _ = lay_out_sites(2)
 
-    async def story() -> str:
+    async def scenario() -> str:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "lightyear_node", "peers", "ping"),
             cwd=a.directory,
@@ -356,7 +351,7 @@ def test_the_table_says_what_to_do(lay_out_sites: LayOut) -> None:
         assert process.returncode == 3
         return output.decode()
 
-    head, peer, about, advice = asyncio.run(story()).splitlines()
+    head, peer, about, advice = asyncio.run(scenario()).splitlines()
     assert head.split()[:3] == ["DNS", "TCP", "TLS"]
     assert peer.split() == ["✗", "site-b", "✓", "✗", *["–"] * (ALL_LINKS - 2)]
     assert "✗ TCP: nothing listens" in about

@@ -1,4 +1,4 @@
-"""A site's disk fills up while rounds run: it says so, stays, and goes on when there is room."""
+"""A full disk during rounds: the site reports it, waits, and continues when there is space."""
 
 from __future__ import annotations
 
@@ -9,34 +9,40 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from asking import DEADLINE_S, A, B, C, LayOut, check_histories, memory_of, metrics_of
-from small_disks import fill, free, small_disk
 
 from lightyear_node.errors import StoreError
-from lightyear_node.home import State
-from lightyear_node.identity import Identity
-from lightyear_node.journal import Record
+from lightyear_node.identity.keys import Identity
 from lightyear_node.lab.federation import Federation, SiteHome, package_environment
-from lightyear_node.learner import _header
-from lightyear_node.records import SignedManifest
-from lightyear_node.store import Store
+from lightyear_node.storage import safetensors_header
+from lightyear_node.storage.blobs import BlobStore
+from lightyear_node.storage.state_directory import StateDirectory
+from lightyear_node.transport.channel import DirectChannel
 from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.codec import Grid
-from lightyear_node.transport.lines import Direct
-
-Records = Callable[[SiteHome], list[Record]]
+from lightyear_node.transport.codec import ChunkGrid
+from lightyear_node.types import SignedManifest
+from tests.support.site_queries import (
+    DEADLINE_S,
+    A,
+    B,
+    C,
+    LayOut,
+    Records,
+    check_histories,
+    durable_state,
+    metrics_of,
+)
+from tests.support.small_disks import fill, free, small_disk
 
 DISK_MIB = 48
 TOO_FULL, AGAIN = "is too full", "there is room again"
 
 
 def problems_of(home: SiteHome) -> list[str]:
-    """What `/readyz` says is wrong."""
+    """Return the problems that `/readyz` reports."""
     try:
         with urllib.request.urlopen(f"http://{home.http_address}/readyz", timeout=10) as answer:
             return list(json.load(answer)["problems"])
@@ -68,19 +74,20 @@ def health(home: SiteHome) -> subprocess.CompletedProcess[str]:
 
 
 def fetched_from(home: SiteHome, asking: SiteHome, folder: Path) -> str:
-    """Fetch the newest update of `home` as its peer `asking` would; returns its digest."""
-    _, signed = memory_of(home)
+    """Fetch the newest update of `home` as its peer `asking`; return its digest."""
+    _, signed = durable_state(home)
     manifest = SignedManifest.from_plain(signed).manifest
     us = Identity.load(asking.directory / "keys")
     theirs = Identity.load(home.directory / "keys").certificate
     updates = home.state_dir / "updates"
-    store = Store(folder)
+    store = BlobStore(folder)
 
     async def fetch() -> None:
         assert home.address is not None
-        client = PeerClient(home.name, Direct(home.name, home.address, (theirs,), us))
+        client = PeerClient(home.name, DirectChannel(home.name, home.address, (theirs,), us))
         try:
-            grid = Grid(_header(updates / manifest.update.digest))
+            with (updates / manifest.update.digest).open("rb") as file:
+                grid = ChunkGrid(safetensors_header.read(file))
             await client.fetch(manifest, store, grid)
         finally:
             await client.close()
@@ -90,7 +97,7 @@ def fetched_from(home: SiteHome, asking: SiteHome, folder: Path) -> str:
     return manifest.update.digest
 
 
-def test_a_full_disk_stops_nothing_but_the_site_that_has_it(
+def test_a_full_disk_stops_only_its_own_site(
     lay_out_sites: LayOut, records: Records, tmp_path: Path
 ) -> None:
     homes = lay_out_sites(rounds=400)
@@ -99,7 +106,7 @@ def test_a_full_disk_stops_nothing_but_the_site_that_has_it(
         wait_for_round(federation, c, 2)
         assert problems_of(c) == []
         junk = fill(c.state_dir)
-        # The worker may be replaced meanwhile, which is another reason not to be ready.
+        # The worker may be replaced meanwhile, another reason for not being ready.
         problem = ""
 
         def says_so(_: object) -> bool:
@@ -117,7 +124,7 @@ def test_a_full_disk_stops_nothing_but_the_site_that_has_it(
         assert unready.returncode == 3
         assert TOO_FULL in unready.stderr
 
-        # The others go on, see it, and get what it has announced.
+        # The others continue, see its state, and can fetch what it has announced.
         wait_for_round(federation, a, round_of(federation, a) + 3)
         seen = federation.status()[A]
         assert seen is not None
@@ -138,8 +145,10 @@ def test_a_full_disk_stops_nothing_but_the_site_that_has_it(
         assert "Traceback" not in log
 
 
-def test_space_that_comes_and_goes_at_any_moment(lay_out_sites: LayOut, records: Records) -> None:
-    """Whichever step finds no room is the one that is done when there is some."""
+def test_a_site_survives_free_space_that_varies_at_any_time(
+    lay_out_sites: LayOut, records: Records
+) -> None:
+    """The step that finds no space is retried when there is some."""
     homes = lay_out_sites(2, rounds=400)
     b = homes[1]
     with small_disk(b.state_dir, DISK_MIB), Federation(homes) as federation:
@@ -155,21 +164,21 @@ def test_space_that_comes_and_goes_at_any_moment(lay_out_sites: LayOut, records:
         assert "Traceback" not in b.log.read_text()
 
 
-def test_killed_and_started_again_on_a_full_disk(lay_out_sites: LayOut, records: Records) -> None:
-    """It waits where it is, says so once, and then begins as if nothing had been."""
+def test_a_site_killed_on_a_full_disk_restarts(lay_out_sites: LayOut, records: Records) -> None:
+    """It waits, reports it once, and then starts normally."""
     homes = lay_out_sites(2, rounds=400)
     b = homes[1]
     with small_disk(b.state_dir, DISK_MIB), Federation(homes) as federation:
         wait_for_round(federation, b, 2)
         federation.kill(B, signal.SIGKILL)
         federation.wait_for_exit(B)
-        memory, manifest = memory_of(b)
+        memory, manifest = durable_state(b)
         junk = fill(b.state_dir)
         federation.start(B)
         waiting = "delete or move other files there"
         federation.wait_until(lambda _: waiting in b.log.read_text(), DEADLINE_S)
         assert free(b.state_dir) < 1 << 20
-        assert memory_of(b) == (memory, manifest)
+        assert durable_state(b) == (memory, manifest)
         junk.unlink()
         wait_for_round(federation, b, memory.round + 2)
         federation.stop()
@@ -177,7 +186,7 @@ def test_killed_and_started_again_on_a_full_disk(lay_out_sites: LayOut, records:
         assert b.log.read_text().count(waiting) == 1
 
 
-def test_a_quota_is_kept_and_one_that_is_too_small_refused(
+def test_a_quota_is_kept_and_a_quota_that_is_too_small_is_refused(
     lay_out_sites: LayOut, records: Records
 ) -> None:
     homes = lay_out_sites(2, rounds=4)
@@ -185,7 +194,7 @@ def test_a_quota_is_kept_and_one_that_is_too_small_refused(
     plain = yaml.safe_load(settings.read_text())
     settings.write_text(yaml.safe_dump({**plain, "disk": {"quota": "1MiB"}}))
     with Federation(homes) as federation:
-        federation.kill(B, signal.SIGCONT)  # it is expected to end by itself
+        federation.kill(B, signal.SIGCONT)  # it is expected to exit by itself
         assert federation.wait_for_exit(B, DEADLINE_S) == 78
         assert "disk.quota is 1.0 MiB, but this site's rounds need" in homes[1].log.read_text()
         settings.write_text(yaml.safe_dump({**plain, "disk": {"quota": "12MiB"}}))
@@ -197,12 +206,12 @@ def test_a_quota_is_kept_and_one_that_is_too_small_refused(
     check_histories(homes, records)
 
 
-def test_a_read_only_disk_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_refused_without_waiting(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with small_disk(folder, 16):
-        State(folder).close()
+        StateDirectory(folder).close()
         subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
         with pytest.raises(StoreError, match=r"LOCK: cannot be written: Read-only") as caught:
-            State(folder)
+            StateDirectory(folder)
     assert type(caught.value) is StoreError
     assert "owner, mode and disk" in str(caught.value.hint)

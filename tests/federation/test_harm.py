@@ -1,4 +1,4 @@
-"""A member whose model passes every verdict and yet would spoil the merge, in real nodes."""
+"""Real nodes leave out an accepted model that would harm the merge."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from asking import (
+from lightyear_node.config.federation import RuleConfig
+from lightyear_node.lab.federation import Federation, SiteHome
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.storage.hash_chain import Record
+from lightyear_node.types import Harm
+from tests.support.site_queries import (
     DEADLINE_S,
     PATIENT,
     A,
@@ -17,44 +22,35 @@ from asking import (
     all_finished,
     check_as_simulated,
     check_histories,
-    check_in_step,
     metrics_of,
-    repeated_when_out_of_step,
+    run_in_lockstep,
 )
 
-from lightyear_node.config.agreement import RuleTerms
-from lightyear_node.config.site import Malfunction
-from lightyear_node.journal import Record
-from lightyear_node.lab.federation import Federation, SiteHome
-from lightyear_node.records import Harm
-
 ROUNDS = 3
-RULE = RuleTerms(guard=False, harm_max=0.1)
-"""Agreement does not see the head, so everybody accepts a model whose head is upside down."""
+RULE = RuleConfig(guard=False, harm_max=0.1)
+"""Agreement ignores the final layer, so all sites accept a model with an inverted one."""
 
 
-@repeated_when_out_of_step
-def test_who_spoils_the_merge_is_left_out_and_everything_says_so(
+def test_a_peer_that_harms_the_merge_is_left_out_and_reported_everywhere(
     lay_out_sites: LayOut, records: Callable[[SiteHome], list[Record]]
 ) -> None:
     homes = lay_out_sites(
-        rounds=ROUNDS,
-        malfunctions={C: Malfunction(kind="head-flip")},
+        rounds=1,
+        malfunctions={C: MalfunctionConfig(kind="head-flip")},
         barrier=PATIENT,
         rule=RULE,
     )
     with Federation(homes) as federation:
-        statuses = federation.wait_until(all_finished, DEADLINE_S)
-        check_in_step(federation)
+        statuses = run_in_lockstep(federation, ROUNDS)
         for home in homes[:2]:
             commits = [record for record in records(home) if record.kind == "commit"]
             harms = [Harm.from_plain(record.body["harm"]) for record in commits]
-            # Guessing is the limit of the first round; after that it is left out every time.
+            # In the first round the limit is chance level; after that it is left out every time.
             assert [harm.dropped for harm in harms] == [(), (C,), (C,)]
             for harm in harms:
                 [kept] = [one.loss for one in harm.tried if one.without == harm.dropped]
                 assert kept <= harm.limit
-            # Its verdicts stand: it was accepted.
+            # Its verdict is unchanged: accepted.
             entries = federation.rounds(home.name)
             about = [v for entry in entries for v in entry["verdicts"] if v["peer"] == C]
             assert [verdict["accepted"] for verdict in about] == [True] * ROUNDS

@@ -1,7 +1,7 @@
-"""Below gRPC: what a member, or anybody who can open a connection, does to HTTP/2, TLS and TCP.
+"""Attacks below gRPC: HTTP/2, TLS and TCP, with and without a member's certificate.
 
-One federation for all of it: site-a is bothered with the keys of site-b, site-c is a real node, and
-site-d asks, after each attack, whether site-a still answers.
+All tests share a federation: the attacker has the keys of site-b, site-c is a real node, and site-d
+checks after each attack that site-a still answers.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ import h2.events
 import h2.exceptions
 import h2.settings
 import pytest
-from asking import DEADLINE_S, A, LayOut
 from hyperframe.frame import ContinuationFrame, HeadersFrame
-from scene import Scene
 
-from lightyear_node.identity import Identity
+from lightyear_node.identity.keys import Identity
 from lightyear_node.lab.federation import Federation, SiteHome
-from lightyear_node.records import Announcement, Digest, Round
 from lightyear_node.transport import limits, messages
+from lightyear_node.transport.channel import DirectChannel
 from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.lines import Direct
+from lightyear_node.types import Announcement, Digest, Round
+from tests.support.attacked_node import AttackedNode
+from tests.support.site_queries import DEADLINE_S, A, LayOut
 
 STREAMS = 100
-"""Far beyond what one connection may have open."""
+"""Far more than one connection may have open."""
 RESETS, PINGS = 1000, 1000
 SILENT_S = 20.0
-"""For a server that does not answer, longer than its handshake may take."""
+"""For a server that does not answer: longer than the handshake timeout."""
 
 
 class Raw:
-    """One connection to the node, by hand."""
+    """One raw HTTP/2 connection to the node."""
 
-    def __init__(self, scene: Scene, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
-        keys = scene.bothering.directory / "keys"
+    def __init__(
+        self, attacked: AttackedNode, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+    ) -> None:
+        keys = attacked.attacker.directory / "keys"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.minimum_version = context.maximum_version = version
         context.set_alpn_protocols(["h2"])
         context.load_cert_chain(keys / "tls.crt", keys / "tls.key")
-        self._line = context.wrap_socket(connected(scene.node))
+        self._line = context.wrap_socket(connected(attacked.node))
         config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
         self.http = h2.connection.H2Connection(config)
         self.ended: list[str] = []
@@ -81,23 +83,23 @@ class Raw:
         return stream
 
     def send(self, frames: bytes = b"") -> None:
-        """What was prepared, and then these bytes; the node may have hung up already."""
+        """Send the pending frames, then these bytes; the node may have closed the connection."""
         try:
             self._line.sendall(self.http.data_to_send() + frames)
         except OSError:
             self.closed = True
 
     def hear(self, until: Callable[[Raw], object], seconds: float = SILENT_S) -> None:
-        """Take what the node says, until this holds or it has hung up."""
+        """Receive until this holds or the node has closed the connection."""
         deadline = time.monotonic() + seconds
         while not self.closed and not until(self):
             self._line.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                said = self._line.recv(1 << 16)
-                for event in self.http.receive_data(said) if said else ():
+                received = self._line.recv(1 << 16)
+                for event in self.http.receive_data(received) if received else ():
                     self._note(event)
                 self.send()
-                self.closed = self.closed or not said
+                self.closed = self.closed or not received
             except TimeoutError:
                 pytest.fail("the node neither answers nor hangs up")
             except (OSError, h2.exceptions.ProtocolError):
@@ -121,41 +123,41 @@ def connected(node: SiteHome) -> socket.socket:
 
 
 @pytest.fixture(scope="module")
-def scene(lay_out_once: LayOut) -> Iterator[Scene]:
+def attacked(lay_out_once: LayOut) -> Iterator[AttackedNode]:
     homes = lay_out_once(4, rounds=100_000)
     with Federation([homes[0], homes[2]]) as federation:
         federation.wait_until(lambda s: s[A] is not None and s[A]["round"] >= 1, DEADLINE_S)
-        yield Scene(federation, homes[0], homes[1])
+        yield AttackedNode(federation, homes[0], homes[1])
 
 
 @pytest.fixture(autouse=True)
-def _still_answers(scene: Scene) -> Iterator[None]:
-    """After every test: an honest peer is answered, and rounds are completed."""
+def _check_answers(attacked: AttackedNode) -> Iterator[None]:
+    """Check after every test that an honest peer gets answers and rounds complete."""
     yield
-    node = Identity.load(scene.node.directory / "keys").certificate
-    caller = Identity.load(scene.node.directory.parent / "site-d" / "keys")
+    node = Identity.load(attacked.node.directory / "keys").certificate
+    caller = Identity.load(attacked.node.directory.parent / "site-d" / "keys")
 
     async def heartbeat() -> Announcement:
-        client = PeerClient(A, Direct(A, scene.node.address, [node], caller))
+        client = PeerClient(A, DirectChannel(A, attacked.node.address, [node], caller))
         try:
             return await client.announce(Announcement(1, Round(0), "training", None))
         finally:
             await client.close()
 
     assert asyncio.run(heartbeat()).round >= 1
-    scene.check_that_life_goes_on()
+    attacked.check_progress()
 
 
-def test_metadata_beyond_its_limit_is_refused(scene: Scene) -> None:
-    with Raw(scene) as raw:
+def test_metadata_beyond_its_limit_is_refused(attacked: AttackedNode) -> None:
+    with Raw(attacked) as raw:
         raw.open("Announce", *((f"x-{n}", "x" * 1000) for n in range(100)), end=True)
         raw.send()
         raw.hear(lambda raw: raw.ended)
         assert raw.closed or raw.ended[0] != "0"
 
 
-def test_headers_that_never_end_are_cut_off(scene: Scene) -> None:
-    with Raw(scene) as raw:
+def test_headers_that_never_end_are_cut_off(attacked: AttackedNode) -> None:
+    with Raw(attacked) as raw:
         head = HeadersFrame(1, b"", flags=[])
         more = ContinuationFrame(1, b"\x40\x01x\x7f\x80\x7f" + b"x" * 16_000, flags=[])
         raw.send(head.serialize())
@@ -167,8 +169,8 @@ def test_headers_that_never_end_are_cut_off(scene: Scene) -> None:
         assert raw.closed or raw.ended
 
 
-def test_a_thousand_streams_opened_and_reset_at_once(scene: Scene) -> None:
-    with Raw(scene) as raw:
+def test_a_thousand_streams_opened_and_reset_at_once_are_survived(attacked: AttackedNode) -> None:
+    with Raw(attacked) as raw:
         for _ in range(RESETS):
             raw.http.reset_stream(raw.open("Announce"), h2.errors.ErrorCodes.CANCEL)
         raw.send()
@@ -178,8 +180,8 @@ def test_a_thousand_streams_opened_and_reset_at_once(scene: Scene) -> None:
         assert "0" not in raw.ended
 
 
-def test_a_flood_of_pings_ends_the_connection(scene: Scene) -> None:
-    with Raw(scene) as raw:
+def test_a_flood_of_pings_ends_the_connection(attacked: AttackedNode) -> None:
+    with Raw(attacked) as raw:
         for _ in range(PINGS):
             raw.http.ping(b"12345678")
         raw.send()
@@ -187,8 +189,8 @@ def test_a_flood_of_pings_ends_the_connection(scene: Scene) -> None:
         assert raw.closed
 
 
-def test_a_flood_of_settings_is_survived(scene: Scene) -> None:
-    with Raw(scene) as raw:
+def test_a_flood_of_settings_is_survived(attacked: AttackedNode) -> None:
+    with Raw(attacked) as raw:
         for size in range(PINGS):
             raw.http.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1000 + size})
             raw.send()
@@ -196,35 +198,35 @@ def test_a_flood_of_settings_is_survived(scene: Scene) -> None:
         raw.hear(lambda raw: raw.ended)
 
 
-def test_more_streams_than_allowed_over_several_connections(scene: Scene) -> None:
-    # Too many at once; or not even listened to, after the rubbish of the tests before.
+def test_the_stream_limit_holds_over_several_connections(attacked: AttackedNode) -> None:
+    # Too many at once; or refused at once, after the attacks of earlier tests.
     reasons = ("too_many_calls", "cooling_down")
 
     def denied() -> float:
-        return sum(scene.count("peer_calls_denied", reason=reason) for reason in reasons)
+        return sum(attacked.count("peer_calls_denied", reason=reason) for reason in reasons)
 
     before = denied()
     with contextlib.ExitStack() as opened:
-        lines = [opened.enter_context(Raw(scene)) for _ in range(5)]
+        lines = [opened.enter_context(Raw(attacked)) for _ in range(5)]
         for raw in lines:
-            # Nothing of what the node says is read before, so that nothing limits us.
+            # Nothing is read before, so that flow control does not limit the client.
             for _ in range(STREAMS):
                 raw.open("Announce")
             raw.send()
         for raw in lines:
             raw.hear(lambda raw: len(raw.ended) >= STREAMS // 2)
             assert "0" not in raw.ended
-    scene.wait_until(lambda: denied() > before)
+    attacked.wait_until(lambda: denied() > before)
 
 
-def test_readers_that_never_read_lose_their_connections(scene: Scene) -> None:
-    """Answers of which no byte may be sent wait in memory as long as their connection lives."""
-    updates = scene.node.state_dir / "updates"
+def test_readers_that_never_read_lose_their_connections(attacked: AttackedNode) -> None:
+    """Answers that flow control blocks stay in memory while their connection is open."""
+    updates = attacked.node.state_dir / "updates"
     found = [path.name for path in updates.iterdir() if re.fullmatch(r"[0-9a-f]{64}", path.name)]
     with contextlib.ExitStack() as opened:
         lines = []
         for _ in range(2 * limits.CONNECTIONS_PER_PEER_MAX):
-            raw = opened.enter_context(Raw(scene))
+            raw = opened.enter_context(Raw(attacked))
             raw.http.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
             raw.call("Fetch", messages.fetch_to(Digest(found[0]), 0, False).SerializeToString())
             lines.append(raw)
@@ -235,33 +237,34 @@ def test_readers_that_never_read_lose_their_connections(scene: Scene) -> None:
             assert raw.closed
 
 
-@pytest.mark.slow
-def test_five_hundred_sockets_that_say_nothing_are_hung_up_on(scene: Scene) -> None:
+def test_five_hundred_silent_sockets_are_closed(attacked: AttackedNode) -> None:
     with contextlib.ExitStack() as opened:
-        silent = [opened.enter_context(connected(scene.node)) for _ in range(500)]
-        scene.check_that_life_goes_on()
+        silent = [opened.enter_context(connected(attacked.node)) for _ in range(500)]
+        attacked.check_progress()
         for line in silent:
             line.settimeout(SILENT_S)
             with contextlib.suppress(ConnectionResetError):
-                assert line.recv(1) == b"", "a word to a stranger"
+                assert line.recv(1) == b"", "data sent to an unauthenticated client"
 
 
-def test_plaintext_gets_no_word(scene: Scene) -> None:
+def test_plaintext_gets_no_answer(attacked: AttackedNode) -> None:
     http = h2.connection.H2Connection()
     http.initiate_connection()
-    with connected(scene.node) as line:
+    with connected(attacked.node) as line:
         line.sendall(http.data_to_send())
-        said = b""
+        received = b""
         with contextlib.suppress(ConnectionResetError):
-            said = line.recv(1 << 16)
-        # At most an alert of TLS, which is no HTTP/2.
-        assert said == b"" or said[0] == 0x15
+            received = line.recv(1 << 16)
+        # At most a TLS alert, not HTTP/2.
+        assert received == b"" or received[0] == 0x15
 
 
-def test_old_tls_is_refused(scene: Scene) -> None:
-    before = scene.count("authentication_failures", reason="old_tls")
-    with Raw(scene, ssl.TLSVersion.TLSv1_2) as raw:
+def test_old_tls_is_refused(attacked: AttackedNode) -> None:
+    before = attacked.count("authentication_failures", reason="old_tls")
+    with Raw(attacked, ssl.TLSVersion.TLSv1_2) as raw:
         raw.call("Announce", b"")
         raw.hear(lambda raw: raw.ended)
         assert raw.ended == ["7"], "permission denied"
-    scene.wait_until(lambda: scene.count("authentication_failures", reason="old_tls") == before + 1)
+    attacked.wait_until(
+        lambda: attacked.count("authentication_failures", reason="old_tls") == before + 1
+    )

@@ -1,4 +1,4 @@
-"""What comes out of running nodes: models, scores, tables, and logs that keep secrets."""
+"""Outputs of running nodes: models, scores, tables, and logs without secrets."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from asking import DEADLINE_S, SEED, A, B, LayOut, all_finished
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from lightyear_node.lab.federation import START, Federation, SiteHome, package_environment
-from lightyear_node.tasks import digits
-from lightyear_node.worker.train import evaluate
+from lightyear_node.lab.tasks import digits
+from lightyear_node.worker.training import evaluate
+from tests.support.site_queries import DEADLINE_S, SEED, A, B, LayOut, all_finished
 
 ROUNDS = 2
 PATIENT = "patient-4711-miller.dcm"
 TASK = f"""
 import pathlib
 import torch
-from lightyear_node.tasks import digits
+from lightyear_node.lab.tasks import digits
 
 class Images(torch.utils.data.Dataset):
     def __init__(self, images): self.images, self.reads = images, 0
@@ -63,7 +63,9 @@ def run(home: SiteHome, *words: str, code: int = 0) -> Any:
     return json.loads(ended.stdout)["data"]
 
 
-def test_models_and_scores_come_out_of_running_nodes(lay_out_sites: LayOut, tmp_path: Path) -> None:
+def test_models_and_scores_are_exported_from_running_nodes(
+    lay_out_sites: LayOut, tmp_path: Path
+) -> None:
     homes = lay_out_sites(rounds=ROUNDS)
     out = tmp_path / "model.safetensors"
     with Federation(homes) as federation:
@@ -76,13 +78,13 @@ def test_models_and_scores_come_out_of_running_nodes(lay_out_sites: LayOut, tmp_
         scored = run(homes[0], "score", str(update), code=code)
         assert all_finished(federation.status())
     assert (data["round"], data["digest"]) == (last["round"], last["model"])
-    # The same code on the same files in the same kind of process: the same bits.
+    # The same code on the same files in the same kind of process: identical bits.
     for key in ("peer", "accepted", "reason", "score", "weight", "digest"):
         assert scored[key] == verdict[key], key
     assert {check["name"]: check["value"] for check in scored["guard"]} == {
         name: verdict["checks"][name] for name in ("distance", "agreement", "regret")
     }
-    assert run(homes[0], "model", "list")[-1]["names"][-1] == "last"  # and after it has ended
+    assert run(homes[0], "model", "list")[-1]["names"][-1] == "last"  # and after it has exited
     network = digits.SmallCNN()
     network.load_state_dict(load_file(out))
     task = digits.build(0, len(homes), SEED)
@@ -97,7 +99,7 @@ def test_models_and_scores_come_out_of_running_nodes(lay_out_sites: LayOut, tmp_
 
 
 @pytest.mark.parametrize("format", ["human", "json"])
-def test_logs_carry_no_weights_keys_scores_of_samples_or_patients(
+def test_logs_contain_no_weights_keys_sample_scores_or_patients(
     lay_out_sites: LayOut, format: str
 ) -> None:
     homes = lay_out_sites(rounds=ROUNDS)
@@ -132,7 +134,7 @@ def test_logs_carry_no_weights_keys_scores_of_samples_or_patients(
 
 
 def secrets_of(homes: list[SiteHome]) -> list[str]:
-    """Private keys as they might be written: their PEM lines, and their bytes as text."""
+    """Return private keys as they might be logged: PEM lines, and bytes as text."""
     found = []
     for home in homes:
         keys = [path for path in (home.directory / "keys").iterdir() if path.suffix != ".crt"]
@@ -149,7 +151,7 @@ def secrets_of(homes: list[SiteHome]) -> list[str]:
 
 
 def weights_of(home: SiteHome) -> list[str]:
-    """Some weights of the last model, written out as Python and torch would."""
+    """Return some weights of the last model, formatted as Python and torch would."""
     path = next((home.state_dir / "models").glob("*.safetensors"))
     found = []
     with safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""A real Prometheus watches real sites, one of which malfunctions: an alert, about it alone."""
+"""A real Prometheus monitors real sites: it alerts only on the malfunctioning one."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from asking import DEADLINE_S, PATIENT, A, B, C, LayOut
-from needs import need
 
-from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.federation import Federation, package_environment
-from lightyear_node.records import PeerName
-from tests.federation.prometheus_server import PrometheusServer, hurried, missing, scraping
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.types import PeerName
 from tests.pictures import panels
-from tests.pictures.dashboard import Span, answers
-from tests.unit.deploy.board import filled_in, panel
-from tests.unit.deploy.commands import only_reads
+from tests.pictures.dashboard import Span, query_all
+from tests.support.grafana_board import filled_in, panel
+from tests.support.needs import need_tool
+from tests.support.page_commands import only_reads
+from tests.support.paths import DOCS
+from tests.support.prometheus_server import PrometheusServer, scraping, shortened
+from tests.support.site_queries import DEADLINE_S, PATIENT, A, B, C, LayOut
 
 D = PeerName("site-d")
 REJECTED = "LightyearPeerRejected"
 ROUNDS = 500
-"""More than there is time for: in a federation that is done, nobody is alarmed any more."""
+"""More than there is time for: a finished federation raises no alerts."""
 FAULTS_ONLY = {"Authentication failures", "Merges that would have done harm", "Transfer errors"}
-"""The board's panels that are empty as long as all is well."""
+"""The dashboard's panels that are empty without problems."""
 REJECTED_SHOWN = 2
-"""What the board's timeline shows as rejected."""
-RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+"""The value that the dashboard's timeline shows as rejected."""
+RUNBOOKS = DOCS / "runbooks"
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(lay_out_once: LayOut, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    need(missing())
+    need_tool("prometheus")
     homes = lay_out_once(
-        4, rounds=ROUNDS, malfunctions={D: Malfunction(kind="sfa")}, barrier=PATIENT
+        4, rounds=ROUNDS, malfunctions={D: MalfunctionConfig(kind="sfa")}, barrier=PATIENT
     )
     folder = tmp_path_factory.mktemp("prometheus")
     with scraping(homes, folder) as prometheus, Federation(homes) as federation:
@@ -54,16 +54,16 @@ def watched(lay_out_once: LayOut, tmp_path_factory: pytest.TempPathFactory) -> I
         yield Watched(federation, prometheus)
 
 
-def test_the_malfunctioning_site_is_alerted_on_and_nobody_else(watched: Watched) -> None:
+def test_prometheus_alerts_only_on_the_malfunctioning_site(watched: Watched) -> None:
     prometheus = watched.prometheus
-    # Its own node judges as all others do, and has nothing to say against them.
+    # Its own node works correctly and rejects no other site.
     about = [(site, peer) for alert, site, peer in prometheus.firing() if alert == REJECTED]
     assert sorted(about) == [(site, D) for site in (A, B, C)]
     check_series(prometheus)
-    check_words(prometheus)
+    check_texts(prometheus)
     check_rules(prometheus)
     check_timeline(prometheus)
-    check_picture(prometheus)
+    check_panels(prometheus)
 
 
 def check_series(prometheus: PrometheusServer) -> None:
@@ -76,11 +76,11 @@ def check_series(prometheus: PrometheusServer) -> None:
     assert prometheus.now(rejected)[(("peer", D),)] >= 9
 
 
-def check_words(prometheus: PrometheusServer) -> None:
-    """They name both sites, and a page that is there."""
+def check_texts(prometheus: PrometheusServer) -> None:
+    """Check that the texts name both sites and an existing page."""
     [ours] = [
         one["annotations"]
-        for one in prometheus.ask("alerts")["alerts"]
+        for one in prometheus.query("alerts")["alerts"]
         if one["labels"]["alertname"] == REJECTED and one["labels"]["instance"] == A
     ]
     assert "site-a has rejected the model of site-d" in ours["summary"]
@@ -89,14 +89,14 @@ def check_words(prometheus: PrometheusServer) -> None:
 
 
 def check_rules(prometheus: PrometheusServer) -> None:
-    """None of them fails on what real nodes tell."""
-    rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+    """Check that no rule fails on the metrics of real nodes."""
+    rules = [rule for group in prometheus.query("rules")["groups"] for rule in group["rules"]]
     assert len(rules) > 15
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 
 def check_timeline(prometheus: PrometheusServer) -> None:
-    """The board's own query says of the site that it was rejected, and never anything else."""
+    """Check that the dashboard's query shows the site only as rejected."""
     [target] = panel("Verdicts")["targets"]
     values = {"job": ".*", "instance": "site-[abc]", "peer": ".*", "__rate_interval": "1m"}
     shown = prometheus.now(filled_in(target["expr"], values))
@@ -104,20 +104,22 @@ def check_timeline(prometheus: PrometheusServer) -> None:
     assert about_it == {float(REJECTED_SHOWN)}
 
 
-def check_picture(prometheus: PrometheusServer) -> None:
-    """Every panel that should have something to show has, and can be drawn as in the docs."""
-    found = answers(prometheus, Span(time.time() - 2 * DEADLINE_S, time.time()))
+def check_panels(prometheus: PrometheusServer) -> None:
+    """Check that every panel has data and can be drawn as in the docs."""
+    found = query_all(prometheus, Span(time.time() - 2 * DEADLINE_S, time.time()))
     assert {title for title, series in found.items() if not series} <= FAULTS_ONLY
     assert panels.draw(found, "").startswith(b"\x89PNG")
 
 
-def test_every_command_of_the_runbooks_answers(watched: Watched) -> None:
-    """Those that only look, at a site that runs, about its peer site-b and its first round."""
+def test_every_command_of_the_runbooks_works(watched: Watched) -> None:
+    """Run the read-only commands at a running site, for its peer site-b and its first round."""
     home = watched.federation.homes[A]
     pages = [page.read_text() for page in sorted(RUNBOOKS.glob("*.md"))]
-    told = {tuple("0" if word == "7" else word for word in c) for p in pages for c in only_reads(p)}
-    assert len(told) > 10
-    for arguments in sorted(told):
+    commands = {
+        tuple("0" if word == "7" else word for word in c) for p in pages for c in only_reads(p)
+    }
+    assert len(commands) > 10
+    for arguments in sorted(commands):
         ended = subprocess.run(
             [sys.executable, "-m", "lightyear_node", *arguments],
             cwd=home.directory,
@@ -130,6 +132,8 @@ def test_every_command_of_the_runbooks_answers(watched: Watched) -> None:
         assert ended.returncode == 0, (arguments, ended.stdout, ended.stderr)
 
 
-def test_only_durations_are_hurried() -> None:
+def test_only_durations_are_shortened() -> None:
     text = "for: 15m\nexpr: rate(x[1h]) > 10m and up offset 2h == 1  # within 15m"
-    assert hurried(text) == "for: 15s\nexpr: rate(x[1m]) > 10m and up offset 2m == 1  # within 15m"
+    assert (
+        shortened(text) == "for: 15s\nexpr: rate(x[1m]) > 10m and up offset 2m == 1  # within 15m"
+    )

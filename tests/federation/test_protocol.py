@@ -1,6 +1,6 @@
-"""What only the whole protocol gives: two stories are found out, members and operators come and go.
+"""Equivocation, membership changes and operator commands, with real nodes.
 
-Real nodes; whoever lies is played by hand, with the keys of a site that is not running.
+The test plays the equivocating site, with the keys of a site that is not running.
 """
 
 from __future__ import annotations
@@ -14,55 +14,46 @@ from typing import Any
 import grpc
 import grpc.aio
 import yaml
-from asking import (
+
+from lightyear_node.identity.invite import Invite
+from lightyear_node.lab.federation import Federation, SiteHome, Statuses
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.tools.peers_file import add_peers, remove_peer
+from lightyear_node.transport import messages
+from lightyear_node.transport.channel import DirectChannel
+from lightyear_node.transport.client import PeerClient
+from lightyear_node.types import Announcement, Digest, Generation, Manifest, PeerName, Round, Update
+from tests.byzantine.member import PACKAGE
+from tests.federation.test_reload import at_round, command, keys_of, log_count
+from tests.support.site_queries import (
     DEADLINE_S,
     QUICK,
     A,
     B,
     C,
     LayOut,
+    Records,
     check_histories,
+    durable_values,
     finished,
-    kept_by,
     metrics_of,
 )
-from member import PACKAGE
-from test_reload import at_round, command, keys_of, said
-
-from lightyear_node.config.site import Malfunction
-from lightyear_node.joining import Joined
-from lightyear_node.journal import Record
-from lightyear_node.lab.federation import Federation, SiteHome, Statuses
-from lightyear_node.peers_file import add_peers, remove_peer
-from lightyear_node.records import (
-    Announcement,
-    Digest,
-    Generation,
-    Manifest,
-    PeerName,
-    Round,
-    Update,
-)
-from lightyear_node.transport import messages
-from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.lines import Direct
 
 D = PeerName("site-d")
 ENDLESS = 500
-Records = Callable[[SiteHome], list[Record]]
 
 
 class Played:
-    """A site that is not running, or not only, whose keys the test has."""
+    """A site that the test plays with the site's keys."""
 
     def __init__(self, home: SiteHome) -> None:
         self.keys = keys_of(home)
 
     def announces(self, to: SiteHome, round: int, face: str) -> None:
-        """Tell a node of an update of this round, with one of several contents."""
+        """Announce an update of this round to a node, with one of several contents."""
         update = Update(self.keys.name, Generation(9), Round(round), Digest(face * 64))
-        # Of the node's own, all that must be the same in ours.
-        own = kept_by(to)["manifest"]["manifest"]
+        # Copies the node's own manifest where it must be equal.
+        own = durable_values(to)["manifest"]["manifest"]
         manifest = Manifest(
             own["federation"], update, own["lamport"], own["schema"], own["raw_bytes"], 10
         )
@@ -70,7 +61,7 @@ class Played:
 
         async def call() -> None:
             assert to.address is not None
-            line = Direct(to.name, to.address, [keys_of(to).certificate], self.keys)
+            line = DirectChannel(to.name, to.address, [keys_of(to).certificate], self.keys)
             client = PeerClient(to.name, line)
             try:
                 await client.announce(Announcement(1, Round(0), "collecting", latest))
@@ -80,7 +71,7 @@ class Played:
         asyncio.run(call())
 
     def is_refused(self, by: SiteHome) -> str:
-        """Why a node does not give us its newest update."""
+        """Return the reason why a node refuses to serve its newest update."""
 
         async def call() -> str:
             node = keys_of(by)
@@ -88,7 +79,7 @@ class Played:
                 node.certificate.pem, self.keys.tls_key_pem, self.keys.certificate.pem
             )
             options = (("grpc.ssl_target_name_override", by.name), ("grpc.enable_http_proxy", 0))
-            digest = Digest(kept_by(by)["manifest"]["manifest"]["update"]["digest"])
+            digest = Digest(durable_values(by)["manifest"]["manifest"]["update"]["digest"])
             request = messages.fetch_to(digest, 0, False).SerializeToString()
             async with grpc.aio.secure_channel(by.address, credentials, options=options) as channel:
                 call = channel.unary_stream(PACKAGE + "Fetch")(request, timeout=20)
@@ -114,7 +105,7 @@ def state_of(statuses: Statuses, name: PeerName) -> dict[str, Any]:
     return status
 
 
-def test_a_site_that_tells_two_stories_is_found_out_by_all(
+def test_a_site_that_equivocates_is_quarantined_by_all(
     lay_out_sites: LayOut, records: Records
 ) -> None:
     homes = lay_out_sites(3, rounds=ENDLESS)
@@ -122,21 +113,21 @@ def test_a_site_that_tells_two_stories_is_found_out_by_all(
     liar = Played(c)
     with Federation(homes[:2]) as federation:
         federation.wait_until(at_round(A, 1), DEADLINE_S)
-        # Where the others are: with faulty_max 0 one site is believed about a later round.
+        # In the others' round: with faulty_max 0 a single site can advance the round.
         round = 1
         liar.announces(a, round, "1")
         assert state_of(federation.status(), A)["quarantined"] == []
         liar.announces(b, round, "2")
-        # Neither has seen both: they find out by telling each other.
+        # Neither has seen both updates: gossip reveals the conflict.
         federation.wait_until(quarantines(A, B), DEADLINE_S)
         for home in (a, b):
             assert metrics_of(home)['lightyear_peer_quarantined{peer="site-c"}'] == 1
             [evidence] = [one for one in records(home) if one.kind == "evidence"]
-            stories = [evidence.body[side]["manifest"]["update"] for side in ("first", "second")]
-            assert {story["digest"] for story in stories} == {"1" * 64, "2" * 64}
-            assert {(s["peer"], s["round"], s["generation"]) for s in stories} == {(C, round, 9)}
+            updates = [evidence.body[side]["manifest"]["update"] for side in ("first", "second")]
+            assert {one["digest"] for one in updates} == {"1" * 64, "2" * 64}
+            assert {(s["peer"], s["round"], s["generation"]) for s in updates} == {(C, round, 9)}
 
-        # It outlasts a restart, and only an operator lifts it.
+        # The quarantine survives a restart; only an operator lifts it.
         federation.kill(A)
         federation.wait_for_exit(A)
         federation.start(A)
@@ -147,11 +138,20 @@ def test_a_site_that_tells_two_stories_is_found_out_by_all(
         assert (last[C]["accepted"], last[C]["reason"]) == (False, "quarantined")
         assert liar.is_refused(by=a) == "quarantined"
 
+        assert "in quarantine" in command(a, "peers", "list")
+        assert f"peers unquarantine {C}` ends it" in command(a, "peers", "show", C)
+        assert f"{C}: quarantined" in command(a, "health")
         assert "out of quarantine" in command(a, "peers", "unquarantine", C)
         federation.wait_until(lambda s: state_of(s, A)["quarantined"] == [], DEADLINE_S)
+        assert "not in quarantine" in command(a, "peers", "unquarantine", C)
+        [given] = [one.body for one in records(a) if one.kind == "operator"]
+        assert (given["command"], given["peer"], bool(given["user"])) == ("unquarantine", C, True)
+        assert state_of(federation.status(), B)["quarantined"] == [C], (
+            "each site decides for itself"
+        )
         reached = state_of(federation.status(), A)["round"] + 2
         federation.wait_until(at_round(A, reached), DEADLINE_S)
-        # The others still tell of it, and it is not counted again; a new story is.
+        # The others still send the old evidence, which is ignored; new evidence counts.
         assert state_of(federation.status(), A)["quarantined"] == []
         for face in ("3", "4"):
             liar.announces(a, reached, face)
@@ -168,7 +168,7 @@ def test_an_operator_pauses_blocks_and_stops(lay_out_sites: LayOut, records: Rec
         assert "pausing" in command(a, "pause")
         federation.wait_until(lambda s: state_of(s, A)["phase"] == "paused", DEADLINE_S)
         paused_at = state_of(federation.status(), A)["round"]
-        # The others go on without it, also after it was started again.
+        # The others continue without it, also after its restart.
         federation.wait_until(at_round(B, paused_at + 3), DEADLINE_S)
         federation.kill(A)
         federation.wait_for_exit(A)
@@ -196,11 +196,14 @@ def test_an_operator_pauses_blocks_and_stops(lay_out_sites: LayOut, records: Rec
             DEADLINE_S,
         )
 
-        federation.kill(A, signal.SIGCONT)  # means nothing to it, and that its end is no failure
+        federation.kill(
+            A, signal.SIGCONT
+        )  # no effect on the node; from now on its exit is expected
         assert "stopping when the round" in command(a, "stop")
         assert federation.wait_for_exit(A) == 0
         history = records(a)
-        assert history[-1].kind == "commit", "the round under way was completed"
+        steps = [one.kind for one in history if one.kind in ("seal", "decision", "commit")]
+        assert steps[-1] == "commit", "the round under way was completed"
         commands = [one.body["command"] for one in history if one.kind == "operator"]
         assert commands == ["pause", "resume", "block", "unblock", "stop"]
         assert all(one.body["user"] for one in history if one.kind == "operator")
@@ -212,14 +215,17 @@ def test_sites_join_and_leave_while_rounds_run(lay_out_sites: LayOut, records: R
     a, b, c, d = homes
     for home in (a, b, c):
         remove_peer(home.directory / "peers.yaml", D)
-    joining = [Joined(D, d.address, keys_of(d).certificate)]
+    joining = [Invite(D, d.address, keys_of(d).certificate)]
     with Federation(homes[:3]) as federation:
         pids = [federation.pid(home.name) for home in homes[:3]]
         federation.wait_until(at_round(A, 1), DEADLINE_S)
         add_peers(a.directory / "peers.yaml", joining, None)
-        # Until the others have the same file, both sides say what differs, and go on.
+        # Until all have the same file, both sides report the difference and continue.
         federation.wait_until(
-            lambda _: said(a, "site-d is only in ours") and said(b, "site-d is only in its copy"),
+            lambda _: (
+                log_count(a, "site-d is only in ours")
+                and log_count(b, "site-d is only in its copy")
+            ),
             DEADLINE_S,
         )
         federation.wait_until(
@@ -252,21 +258,21 @@ def accepted(federation: Federation, by: PeerName, peer: PeerName) -> bool:
     )
 
 
-def test_a_refused_site_is_told_only_where_verdicts_are_shared(
+def test_a_rejected_site_learns_the_verdict_only_if_verdicts_are_shared(
     lay_out_sites: LayOut, records: Records
 ) -> None:
-    homes = lay_out_sites(3, rounds=4, malfunctions={C: Malfunction(kind="sfa")})
+    homes = lay_out_sites(3, rounds=4, malfunctions={C: MalfunctionConfig(kind="sfa")})
     a, _, c = homes
     settings = yaml.safe_load((a.directory / "node.yaml").read_text())
     (a.directory / "node.yaml").write_text(yaml.safe_dump({**settings, "share_verdicts": True}))
     with Federation(homes) as federation:
         statuses = federation.wait_until(finished(A, B, C), DEADLINE_S)
-        federation.wait_until(lambda _: said(c, "site-a refuses our update") > 0, DEADLINE_S)
+        federation.wait_until(lambda _: log_count(c, "site-a refuses our update") > 0, DEADLINE_S)
         shown = {peer["name"]: peer["opinion"] for peer in state_of(statuses, B)["peers"]}
         assert shown[C] == ""
-    told = [one.body for one in records(c) if one.kind == "told"]
-    assert {one["peer"] for one in told} == {A}
-    assert {one["opinion"]["reason"] for one in told} == {"too_far"}
-    assert "score" not in str(told)
+    opinions = [one.body for one in records(c) if one.kind == "told"]
+    assert {one["peer"] for one in opinions} == {A}
+    assert {one["opinion"]["reason"] for one in opinions} == {"too_far"}
+    assert "score" not in str(opinions)
     assert not [one for one in records(a) if one.kind == "told"]
-    assert said(c, "site-b refuses") == 0
+    assert log_count(c, "site-b refuses") == 0

@@ -1,4 +1,4 @@
-"""The README's tour, run exactly as it is written."""
+"""Runs the commands of the README's tour exactly as written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,20 +14,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from asking import DEADLINE_S
 
-README = Path(__file__).parents[2] / "README.md"
+from tests.support.needs import need_tool
+from tests.support.paths import ROOT
+from tests.support.site_queries import DEADLINE_S
+
+README = ROOT / "README.md"
 
 
 def blocks(kind: str) -> list[str]:
+    """The code blocks of the README that are marked `<!-- tour: KIND -->`."""
     found = re.findall(rf"<!-- tour: {kind} -->\n```bash\n(.*?)```", README.read_text(), re.DOTALL)
-    assert found, f"the README has no block of the tour's {kind}"
+    assert found, f"the README has no block marked `tour: {kind}`"
     return found
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `lightyear-node` is this checkout's, as after `activate`."""
+    """An environment in which `lightyear-node` runs this checkout, as after `activate`."""
     tools = tmp_path / "bin"
     tools.mkdir()
     command = tools / "lightyear-node"
@@ -77,18 +80,17 @@ def run(script: str, cwd: Path, environment: dict[str, str]) -> str:
 
 
 def test_the_tour_works_as_written(tmp_path: Path, shell: dict[str, str]) -> None:
+    need_tool("bash", "curl")
     for script in blocks("setup"):
         run(script, tmp_path, shell)
     [start] = blocks("start")
     [look] = blocks("look")
-    if shutil.which("curl") is None:
-        look = "\n".join(line for line in look.splitlines() if not line.startswith("curl"))
     with running(start.strip().splitlines(), tmp_path, shell):
         deadline = time.monotonic() + DEADLINE_S
         finished = False
         while not finished and time.monotonic() < deadline:
             time.sleep(0.5)
-            asked = subprocess.run(
+            status = subprocess.run(
                 ["lightyear-node", "status", "--home", "site-a", "--format", "json"],
                 cwd=tmp_path,
                 env=shell,
@@ -96,21 +98,21 @@ def test_the_tour_works_as_written(tmp_path: Path, shell: dict[str, str]) -> Non
                 text=True,
                 check=False,
             )
-            finished = asked.returncode == 0 and json.loads(asked.stdout)["data"]["finished"]
+            finished = status.returncode == 0 and json.loads(status.stdout)["data"]["finished"]
         log = (tmp_path / "terminal-0.log").read_text()
         assert finished, log
-        shown = run(look, tmp_path, shell)
+        inspected = run(look, tmp_path, shell)
         [ask] = blocks("ask")
-        told = run(ask, tmp_path, shell)
+        audited = run(ask, tmp_path, shell)
         [take] = blocks("take")
-        taken = run(take, tmp_path, shell)
+        scored = run(take, tmp_path, shell)
     assert (tmp_path / "model.safetensors").stat().st_size > 0
-    assert "accepted" in taken
-    assert "site-c" in told
-    assert "site-a in tour" in shown
-    assert "✓ accepted" in shown
-    assert "ready" in shown
-    assert re.search(r"✓ site-b( +✓){12}", shown), shown
-    assert 'peer_verdicts_total{peer="site-b",reason="ok",verdict="accepted"}' in shown
-    # It has said whom it was waiting for, in words.
+    assert "accepted" in scored
+    assert "site-c" in audited
+    assert "site-a in tour" in inspected
+    assert "✓ accepted" in inspected
+    assert "ready" in inspected
+    assert re.search(r"✓ site-b( +✓){12}", inspected), inspected
+    assert 'peer_verdicts_total{peer="site-b",reason="ok",verdict="accepted"}' in inspected
+    # The log names the peers that the node waited for.
     assert "waiting for site-" in log or "all 2 peers delivered" in log

@@ -1,4 +1,4 @@
-"""The records of real nodes: signed, sound, explained, and the same at every site."""
+"""The journals of real nodes: signed, valid, explained, and consistent between sites."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import subprocess
 import sys
 from typing import Any
 
-from asking import DEADLINE_S, A, B, C, LayOut, all_finished
-
-from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.federation import Federation, SiteHome, package_environment
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from tests.support.site_queries import DEADLINE_S, A, B, C, LayOut, all_finished
 
 ROUNDS = 2
 
 
-def told(home: SiteHome, *words: str) -> Any:
-    """The data of a command, run as an operator would; it has to end with 0."""
+def command_data(home: SiteHome, *words: str) -> Any:
+    """Run a command as an operator would, expecting exit code 0; return its data."""
     ended = subprocess.run(
         [sys.executable, "-m", "lightyear_node", *words, "--format", "json"],
         cwd=home.directory,
@@ -30,23 +29,25 @@ def told(home: SiteHome, *words: str) -> Any:
     return json.loads(ended.stdout)["data"]
 
 
-def test_what_nodes_record_holds_and_agrees(lay_out_sites: LayOut) -> None:
-    homes = lay_out_sites(rounds=ROUNDS, malfunctions={C: Malfunction(kind="sfa")})
+def test_journals_of_nodes_verify_and_agree(lay_out_sites: LayOut) -> None:
+    homes = lay_out_sites(rounds=ROUNDS, malfunctions={C: MalfunctionConfig(kind="sfa")})
     with Federation(homes) as federation:
         federation.wait_until(all_finished, DEADLINE_S)
-        running = [told(home, "audit", "verify") for home in homes]
+        running = [command_data(home, "audit", "verify") for home in homes]
     for home, before in zip(homes, running, strict=True):
-        after = told(home, "audit", "verify")
+        after = command_data(home, "audit", "verify")
         assert after == before
         assert (after["site"], after["rounds"], after["signed"]) == (home.name, ROUNDS, ROUNDS)
     for left, right in ((0, 1), (0, 2), (1, 2)):
         other = str(homes[right].directory)
-        found = told(homes[left], "audit", "compare", ".", other)
+        found = command_data(homes[left], "audit", "compare", ".", other)
         assert found["rounds"] == ROUNDS
         assert found["updates"] >= ROUNDS
-    explained = told(homes[0], "explain", "--round", str(ROUNDS - 1), "--peer", C)
+    explained = command_data(homes[0], "explain", "--round", str(ROUNDS - 1), "--peer", C)
     assert (explained["fate"], explained["reason"]) == ("rejected", "too_far")
     distance = explained["guard"][0]
     assert distance["value"] > distance["limit"]
-    assert [entry["round"] for entry in told(homes[0], "rounds", "list")] == list(range(ROUNDS))
+    assert [entry["round"] for entry in command_data(homes[0], "rounds", "list")] == list(
+        range(ROUNDS)
+    )
     assert {home.name for home in homes} == {A, B, C}

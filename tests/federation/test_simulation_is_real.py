@@ -1,88 +1,84 @@
 """A simulated federation and a real one are the same federation, bit for bit.
 
-Experiments run in one process; what they find is worth something only if three real nodes, with
-TLS, transfers and their own worker processes, end with the same models.
+Experiments run in one process; their results are valid only if three real nodes, with TLS,
+transfers and worker processes, end with the same models.
 """
 
 from __future__ import annotations
 
 import pytest
-from asking import (
-    DEADLINE_S,
+
+from lightyear_node.config.federation import ExchangeConfig, RuleConfig
+from lightyear_node.lab.federation import Federation
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from tests.support.site_queries import (
     PATIENT,
     A,
     C,
     LayOut,
-    all_finished,
     check_as_simulated,
-    kept_by,
-    repeated_when_out_of_step,
+    durable_values,
+    run_in_lockstep,
 )
 
-from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
-from lightyear_node.config.site import Malfunction
-from lightyear_node.lab.federation import Federation
-
-SFA, ANA = Malfunction(kind="sfa"), Malfunction(kind="ana")
+SFA, ANA = MalfunctionConfig(kind="sfa"), MalfunctionConfig(kind="ana")
 
 
 @pytest.mark.parametrize(
     ("rule", "rounds", "malfunction"),
     [
-        (RuleTerms(), 3, ANA),
-        pytest.param(RuleTerms(weights="samples"), 2, SFA, marks=pytest.mark.slow),
-        pytest.param(RuleTerms(name="afa"), 2, SFA, marks=pytest.mark.slow),
-        (RuleTerms(name="ditto", options={"lam": 0.5}), 2, SFA),
-        pytest.param(
-            RuleTerms(name="fedprox", options={"mu": 0.1}), 2, None, marks=pytest.mark.slow
-        ),
+        (RuleConfig(), 3, ANA),
+        (RuleConfig(weights="samples"), 2, SFA),
+        (RuleConfig(name="afa"), 2, SFA),
+        (RuleConfig(name="ditto", options={"lam": 0.5}), 2, SFA),
+        (RuleConfig(name="fedprox", options={"mu": 0.1}), 2, None),
     ],
     ids=["lightyear", "lightyear by samples", "afa", "ditto", "fedprox"],
 )
-@repeated_when_out_of_step
-def test_three_real_nodes_do_exactly_what_is_simulated(
-    lay_out_sites: LayOut, rule: RuleTerms, rounds: int, malfunction: Malfunction | None
+def test_three_real_nodes_match_the_simulation_exactly(
+    lay_out_sites: LayOut, rule: RuleConfig, rounds: int, malfunction: MalfunctionConfig | None
 ) -> None:
     malfunctions = {C: malfunction} if malfunction else {}
-    homes = lay_out_sites(rounds=rounds, malfunctions=malfunctions, barrier=PATIENT, rule=rule)
+    homes = lay_out_sites(rounds=1, malfunctions=malfunctions, barrier=PATIENT, rule=rule)
     with Federation(homes) as federation:
-        federation.wait_until(all_finished, DEADLINE_S)
+        run_in_lockstep(federation, rounds)
         check_as_simulated(federation, rule, rounds)
 
 
 @pytest.mark.parametrize(
     ("exchange", "rule", "malfunction"),
     [
-        (ExchangeTerms(dtype="bfloat16"), RuleTerms(), SFA),
-        pytest.param(
-            ExchangeTerms(dtype="float16", include=("*.weight",), exclude=("9.*", "stem.*")),
-            RuleTerms(name="fedavg"),
+        (ExchangeConfig(dtype="bfloat16"), RuleConfig(), SFA),
+        (
+            ExchangeConfig(dtype="float16", include=("*.weight",), exclude=("9.*", "stem.*")),
+            RuleConfig(name="fedavg"),
             None,
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["bfloat16", "some tensors as float16"],
 )
-@repeated_when_out_of_step
-def test_rounded_weights_give_what_is_simulated(
+def test_rounded_weights_match_the_simulation(
     lay_out_sites: LayOut,
-    exchange: ExchangeTerms,
-    rule: RuleTerms,
-    malfunction: Malfunction | None,
+    exchange: ExchangeConfig,
+    rule: RuleConfig,
+    malfunction: MalfunctionConfig | None,
 ) -> None:
-    """Every site has its own model in full and the others' rounded, in reality as simulated."""
+    """Every site has its own model in full precision and the others' rounded, as simulated."""
     malfunctions = {C: malfunction} if malfunction else {}
     homes = lay_out_sites(
-        rounds=3, malfunctions=malfunctions, barrier=PATIENT, rule=rule, exchange=exchange
+        rounds=1, malfunctions=malfunctions, barrier=PATIENT, rule=rule, exchange=exchange
     )
     with Federation(homes) as federation:
-        statuses = federation.wait_until(all_finished, DEADLINE_S)
+        statuses = run_in_lockstep(federation, 3)
         simulated = check_as_simulated(federation, rule, 3, exchange)
         heard = statuses[A]
     assert heard is not None
     # Three rounds of two peers, none of them fetched twice.
     assert heard["bytes"]["raw"] == 6 * simulated.update_bytes
-    work, manifest = kept_by(homes[0])["work"], kept_by(homes[0])["manifest"]["manifest"]
+    work, manifest = (
+        durable_values(homes[0])["work"],
+        durable_values(homes[0])["manifest"]["manifest"],
+    )
     assert work["own"] != work["outgoing"] == manifest["update"]["digest"]
     assert (manifest["dtype"], manifest["raw_bytes"]) == (exchange.dtype, simulated.update_bytes)
     updates, models = homes[0].state_dir / "updates", homes[0].state_dir / "models"

@@ -1,4 +1,4 @@
-"""Sites that do not fit: refused with their reason, counted, and the others go on."""
+"""Incompatible sites and unauthenticated clients are refused and counted; the others continue."""
 
 from __future__ import annotations
 
@@ -10,45 +10,37 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
-from asking import (
+
+from lightyear_node.errors import PeerError
+from lightyear_node.identity.keys import Identity, make_identity
+from lightyear_node.lab.federation import Federation, SiteHome
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.storage.blobs import BlobStore
+from lightyear_node.storage.hash_chain import Record
+from lightyear_node.transport.channel import DirectChannel
+from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.codec import ChunkGrid
+from lightyear_node.types import Announcement, Digest, Generation, Manifest, PeerName, Round, Update
+from tests.support.site_queries import (
     DEADLINE_S,
     A,
     B,
     C,
     LayOut,
+    change_yaml,
     check_histories,
+    durable_values,
     finished,
-    kept_by,
     metrics_of,
     phase_of,
     wait_for_phase,
 )
 
-from lightyear_node.config.site import Malfunction
-from lightyear_node.errors import PeerError
-from lightyear_node.identity import Identity, make_identity
-from lightyear_node.journal import Record
-from lightyear_node.lab.federation import Federation, SiteHome
-from lightyear_node.records import (
-    Announcement,
-    Digest,
-    Generation,
-    Manifest,
-    PeerName,
-    Round,
-    Update,
-)
-from lightyear_node.store import Store
-from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.codec import Grid
-from lightyear_node.transport.lines import Direct
-
 D = PeerName("site-d")
 
 OTHER_MODEL = """
 from torch import nn
-from lightyear_node.tasks import digits
+from lightyear_node.lab.tasks import digits
 
 def build(**arguments):
     task = digits.build(**arguments)
@@ -57,15 +49,12 @@ def build(**arguments):
 """
 
 
-def change_yaml(path: Path, **changed: object) -> None:
-    document = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**document, **changed}))
-
-
 def test_a_site_with_another_model_or_federation_or_nan_is_refused_with_its_reason(
     lay_out_sites: LayOut, records: Callable[[SiteHome], list[Record]]
 ) -> None:
-    homes = lay_out_sites(5, rounds=2, malfunctions={PeerName("site-e"): Malfunction(kind="nan")})
+    homes = lay_out_sites(
+        5, rounds=2, malfunctions={PeerName("site-e"): MalfunctionConfig(kind="nan")}
+    )
     other_model, other_federation = homes[2], homes[3]
     (other_model.directory / "other.py").write_text(OTHER_MODEL)
     change_yaml(other_model.directory / "node.yaml", task={"entry": "other:build"})
@@ -92,7 +81,7 @@ def test_a_site_with_another_model_or_federation_or_nan_is_refused_with_its_reas
     check_histories([homes[0], homes[1], homes[4]], records)
 
 
-def test_a_stranger_gets_no_word_and_a_member_cannot_speak_for_another(
+def test_a_stranger_gets_no_answer_and_a_member_cannot_impersonate_another(
     lay_out_sites: LayOut,
 ) -> None:
     homes = lay_out_sites(2, rounds=50)
@@ -101,7 +90,9 @@ def test_a_stranger_gets_no_word_and_a_member_cannot_speak_for_another(
     certificate = Identity.load(node.directory / "keys").certificate
 
     async def announce(caller: Identity) -> Announcement:
-        client = PeerClient(node.name, Direct(node.name, node.address, [certificate], caller))
+        client = PeerClient(
+            node.name, DirectChannel(node.name, node.address, [certificate], caller)
+        )
         try:
             return await client.announce(Announcement(1, Round(0), "training", None))
         finally:
@@ -111,28 +102,28 @@ def test_a_stranger_gets_no_word_and_a_member_cannot_speak_for_another(
         federation.wait_until(lambda s: s[node.name] is not None, DEADLINE_S)
         refused = 'lightyear_authentication_failures_total{reason="handshake"}'
         assert asyncio.run(announce(identity)).phase
-        time.sleep(1.1)  # what is told may be a second old
+        time.sleep(1.1)  # metrics may be a second old
         assert metrics_of(node)[refused] == 0
-        # The very same call by one who is not pinned; gRPC may knock twice before it gives up.
+        # The same call by a site that is not pinned; gRPC may connect twice before it fails.
         stranger = make_identity("site-b", datetime.now(UTC))
         with pytest.raises(PeerError):
             asyncio.run(announce(stranger))
         federation.wait_until(lambda s: metrics_of(node)[refused] >= 1, DEADLINE_S)
 
 
-def test_a_node_gives_away_what_it_announced_and_nothing_else(
-    lay_out_sites: LayOut, tmp_path: Path
-) -> None:
-    """Other sites' updates lie in the same folder; they are not ours to hand on."""
+def test_a_node_serves_only_what_it_announced(lay_out_sites: LayOut, tmp_path: Path) -> None:
+    """Other sites' updates are in the same folder, and are not served."""
     node, other = lay_out_sites(2, rounds=50)
     identity = Identity.load(other.directory / "keys")
     certificate = Identity.load(node.directory / "keys").certificate
-    received = Store(tmp_path / "received")
+    received = BlobStore(tmp_path / "received")
 
     async def fetch(manifest: Manifest, header: bytes) -> None:
-        client = PeerClient(node.name, Direct(node.name, node.address, [certificate], identity))
+        client = PeerClient(
+            node.name, DirectChannel(node.name, node.address, [certificate], identity)
+        )
         try:
-            await client.fetch(manifest, received, Grid(header))
+            await client.fetch(manifest, received, ChunkGrid(header))
         finally:
             await client.close()
 
@@ -142,11 +133,11 @@ def test_a_node_gives_away_what_it_announced_and_nothing_else(
         )
         federation.kill(other.name, signal.SIGSTOP)  # so that the round stays open
         wait_for_phase(federation, node, "collecting")
-        newest = kept_by(node)["manifest"]["manifest"]["update"]["digest"]
+        newest = durable_values(node)["manifest"]["manifest"]["update"]["digest"]
         announced = node.state_dir / "updates" / newest
         content = announced.read_bytes()
         header = content[: 8 + int.from_bytes(content[:8], "little")]
-        updates = Store(node.state_dir / "updates")
+        updates = BlobStore(node.state_dir / "updates")
         scratch = updates.scratch_path()
         scratch.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         foreign = updates.adopt(scratch)

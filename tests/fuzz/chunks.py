@@ -1,8 +1,8 @@
-"""Frames and pieces of a fetch: bytes of a peer, up to the raw bytes of a chunk.
+"""Fuzz target: frames and pieces of a fetch, from a peer's bytes to the raw bytes of a chunk.
 
-The first byte of an input chooses the chunk, whether differences were asked for, and how the rest
-is read: as a frame, as planes that are packed first (random bytes are hardly ever a zstd frame), or
-as a piece with its list or chunk.
+The first byte of an input selects the chunk, whether differences were requested, and how to read
+the rest: as a frame, as a recipe for planes that are compressed first (random bytes are hardly ever
+a zstd frame), or as a piece.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import zstandard
 from google.protobuf.message import DecodeError
 
-from lightyear_node.records import CHUNK_BYTES
-from lightyear_node.store import chunk_count, chunk_length
+from lightyear_node.storage.blobs import ChunkRefused, chunk_count, chunk_length
 from lightyear_node.transport import messages
-from lightyear_node.transport.codec import FrameRefused, Grid, decode_chunk, encode_chunk
+from lightyear_node.transport.codec import ChunkGrid, decode_chunk, encode_chunk
+from lightyear_node.types import CHUNK_BYTES
 from lightyear_node.v1 import exchange_pb2 as pb
 
 
@@ -32,9 +32,9 @@ def _header(*tensors: tuple[str, int]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-SMALL = Grid(_header(("F64", 3), ("F32", 40), ("BF16", 9)))
-LONG = Grid(_header(("F32", CHUNK_BYTES // 4 + 16)))
-# The whole of a small file, and the short last chunk of a longer one.
+SMALL = ChunkGrid(_header(("F64", 3), ("F32", 40), ("BF16", 9)))
+LONG = ChunkGrid(_header(("F32", CHUNK_BYTES // 4 + 16)))
+# A small file, and the short last chunk of a longer one.
 CHUNKS = ((SMALL, 0), (LONG, LONG.chunks - 1))
 BASES = tuple(bytes(index % 251 for index in range(SMALL.raw_bytes)) for _ in CHUNKS)
 PLANES_MAX = 16
@@ -54,25 +54,25 @@ def seeds() -> Iterator[bytes]:
 def check(wire: bytes) -> None:
     if not wire:
         return
-    choice, rest = wire[0], wire[1:]
+    selector, rest = wire[0], wire[1:]
     try:
-        if choice & 8:
+        if selector & 8:
             _piece(rest)
             return
-        grid, index = CHUNKS[choice & 1]
+        grid, index = CHUNKS[selector & 1]
         length = chunk_length(grid.raw_bytes, index)
-        base = BASES[choice & 1][:length] if choice & 2 else None
-        _chunk(grid, index, _packed(rest) if choice & 4 else rest, base)
-    except (DecodeError, messages.Malformed, FrameRefused):
+        base = BASES[selector & 1][:length] if selector & 2 else None
+        _chunk(grid, index, _packed(rest) if selector & 4 else rest, base)
+    except (DecodeError, messages.Malformed, ChunkRefused):
         return
 
 
-def _chunk(grid: Grid, index: int, frame: bytes, base: bytes | None) -> None:
+def _chunk(grid: ChunkGrid, index: int, frame: bytes, base: bytes | None) -> None:
     raw = decode_chunk(grid, index, frame, base)
     assert len(raw) == chunk_length(grid.raw_bytes, index)
     start = index * CHUNK_BYTES
     header = grid.header[start : start + CHUNK_BYTES]
-    assert raw[: len(header)] == header, "the header is our own"
+    assert raw[: len(header)] == header, "the header must be our own"
     again = encode_chunk(grid, index, raw, base)
     assert decode_chunk(grid, index, again, base) == raw
 
@@ -92,7 +92,7 @@ def _piece(wire: bytes) -> None:
 
 
 def _packed(recipe: bytes) -> bytes:
-    """A frame by a recipe of four bytes for each plane: its method, length, content and damage."""
+    """A frame from four bytes for each plane: method, length, content and damage."""
     parts = [recipe[:1]]
     for step in range(1, min(len(recipe), 4 * PLANES_MAX), 4):
         method, size, content, damage = recipe[step : step + 4].ljust(4, b"\0")
@@ -100,7 +100,7 @@ def _packed(recipe: bytes) -> bytes:
         if method & 1:
             plane = zstandard.compress(plane)
         if damage and plane:
-            place = damage % len(plane)
-            plane = plane[:place] + bytes([plane[place] ^ damage]) + plane[place + 1 :]
+            at = damage % len(plane)
+            plane = plane[:at] + bytes([plane[at] ^ damage]) + plane[at + 1 :]
         parts += [struct.pack("<BI", method & 3, len(plane)), plane]
     return b"".join(parts)

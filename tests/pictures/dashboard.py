@@ -1,8 +1,7 @@
 """Draws docs/images/dashboard.png: `python -m tests.pictures.dashboard` (needs `prometheus`).
 
-Five real sites, one of which flips the signs of its model and one of which is down for a while; a
-real Prometheus that scrapes them; and the board's own queries, asked for one site as a hospital
-would see it.
+Runs five real sites, one of which flips the signs of its model and one of which is down for a
+while, and a real Prometheus; then evaluates the queries of the dashboard for one site.
 """
 
 from __future__ import annotations
@@ -17,19 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightyear_node.config.site import Malfunction
 from lightyear_node.lab.federation import Federation, Statuses, lay_out, site_names
-from lightyear_node.records import PeerName
-from tests.federation.asking import DEADLINE_S, A
-from tests.federation.prometheus_server import JOB, PrometheusServer, missing, scraping
-from tests.pictures import panels as ink
-from tests.unit.deploy.board import filled_in, panels
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.types import PeerName
+from tests.pictures import panels as drawing
+from tests.support.grafana_board import filled_in, panels
+from tests.support.needs import missing_tool
+from tests.support.paths import ROOT
+from tests.support.prometheus_server import JOB, PrometheusServer, scraping
+from tests.support.site_queries import DEADLINE_S, A
 
-ROOT = Path(__file__).parents[2]
 AWAY, BROKEN = PeerName("site-d"), PeerName("site-e")
 ROUNDS = 150
 BEGIN, LEAVES, RETURNS, PICTURE = 1, 40, 60, 135
-"""The rounds in which the picture begins, a site goes and comes back, and the picture is taken."""
+"""The rounds at which the picture begins, a site stops and returns, and the picture ends."""
 STEP_S = 1.0
 ABOUT = (
     f"What {A} sees of four other sites, in minutes and seconds."
@@ -52,27 +52,29 @@ def at_round(number: int) -> Callable[[Statuses], bool]:
     return reached
 
 
-def answers(prometheus: PrometheusServer, span: Span) -> dict[str, list[ink.Series]]:
-    """What every query of the board is answered with, by panel."""
+def query_all(prometheus: PrometheusServer, span: Span) -> dict[str, list[drawing.Series]]:
+    """Return the results of all queries by panel."""
     return {
         panel["title"]: [
-            ink.Series(
+            drawing.Series(
                 target["refId"],
                 named(target["legendFormat"], one["metric"]),
                 one["metric"],
                 [(at - span.start, float(value)) for at, value in one["values"]],
             )
             for target in panel["targets"]
-            for one in ask(prometheus, target, span)
+            for one in query(prometheus, target, span)
         ]
         for panel in panels()
     }
 
 
-def ask(prometheus: PrometheusServer, target: dict[str, Any], span: Span) -> list[Any]:
-    query = filled_in(target["expr"], VARIABLES)
+def query(prometheus: PrometheusServer, target: dict[str, Any], span: Span) -> list[Any]:
+    expression = filled_in(target["expr"], VARIABLES)
     start = span.end if target.get("instant") else span.start
-    answer = prometheus.ask("query_range", query=query, start=start, end=span.end, step=STEP_S)
+    answer = prometheus.query(
+        "query_range", query=expression, start=start, end=span.end, step=STEP_S
+    )
     return list(answer["result"])
 
 
@@ -80,13 +82,13 @@ def named(legend: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda label: labels.get(label[1], ""), legend)
 
 
-def observe(folder: Path) -> dict[str, list[ink.Series]]:
+def observe(folder: Path) -> dict[str, list[drawing.Series]]:
     homes = lay_out(
         folder / "sites",
         site_names(5),
         seed=7,
         rounds=ROUNDS,
-        malfunctions={BROKEN: Malfunction(kind="sfa")},
+        malfunctions={BROKEN: MalfunctionConfig(kind="sfa")},
     )
     with scraping(homes, folder / "prometheus") as prometheus, Federation(homes) as federation:
         federation.wait_until(at_round(BEGIN), DEADLINE_S)
@@ -97,18 +99,18 @@ def observe(folder: Path) -> dict[str, list[ink.Series]]:
         federation.wait_until(at_round(RETURNS), DEADLINE_S)
         federation.start(AWAY)
         federation.wait_until(at_round(PICTURE), DEADLINE_S)
-        return answers(prometheus, Span(start, time.time()))
+        return query_all(prometheus, Span(start, time.time()))
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "dashboard.png")
     out: Path = parser.parse_args(arguments).out
-    if lacking := missing():
-        sys.exit(lacking)
+    if missing := missing_tool("prometheus"):
+        sys.exit(missing)
     with tempfile.TemporaryDirectory() as folder:
         found = observe(Path(folder))
-    out.write_bytes(ink.draw(found, ABOUT))
+    out.write_bytes(drawing.draw(found, ABOUT))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws the board's panels where the board has them: without Grafana, in its own words."""
+"""Draws the Grafana dashboard's panels with matplotlib, in the dashboard's layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import cycle
 from typing import Any
 
-from lightyear_node.lab.ink import (
+from lightyear_node.lab.plot_style import (
     BLUE,
     GREEN,
     LIGHT,
@@ -19,15 +19,15 @@ from lightyear_node.lab.ink import (
     VERMILION,
     YELLOW,
     as_png,
-    bare,
+    style_axes,
 )
-from tests.unit.deploy.board import Panel, load
+from tests.support.grafana_board import Panel, load
 
 ROWS = ("Now", "Peers", "Model", "Time and traffic")
 COLUMNS = 24
 WIDTH_IN, ROW_IN = 15.0, 0.29
-ABOVE = 3.3
-"""Rows of the grid for the title."""
+TITLE_ROWS = 3.3
+"""Grid rows for the title."""
 PAPER = LIGHT
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW)
 MARKERS = ("o", "s", "^", "X", "D", "v", "P")
@@ -50,8 +50,8 @@ def draw(found: Mapping[str, list[Series]], about: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = _of_rows(load()["panels"])
-    height = max(one["gridPos"]["y"] + one["gridPos"]["h"] for one in shown) + ABOVE + 0.4
+    shown = _in_shown_rows(load()["panels"])
+    height = max(one["gridPos"]["y"] + one["gridPos"]["h"] for one in shown) + TITLE_ROWS + 0.4
     figure = Figure(figsize=(WIDTH_IN, height * ROW_IN), facecolor=PAPER.ground)
     FigureCanvasAgg(figure)
     for text, line, size in ((load()["title"], 1.3, 16), (about, 2.5, 10.5)):
@@ -61,7 +61,7 @@ def draw(found: Mapping[str, list[Series]], about: str) -> bytes:
     for panel in shown:
         place = panel["gridPos"]
         x, width = place["x"] / COLUMNS, place["w"] / COLUMNS
-        top, tall = 1 - (place["y"] + ABOVE) / height, place["h"] / height
+        top, tall = 1 - (place["y"] + TITLE_ROWS) / height, place["h"] / height
         if panel["type"] == "row":
             figure.text(
                 0.012, top - 0.75 * tall, panel["title"], fontsize=13, weight="bold",
@@ -72,12 +72,12 @@ def draw(found: Mapping[str, list[Series]], about: str) -> bytes:
             x + 0.012, top - 0.9 / height, panel["title"], fontsize=10.5, weight="bold",
             color=PAPER.ink,
         )  # fmt: skip
-        room = (x + 0.038, top - tall + 1.5 / height, width - 0.055, tall - 2.75 / height)
-        DRAWN_BY[panel["type"]](figure, room, panel, found[panel["title"]], end)
+        box = (x + 0.038, top - tall + 1.5 / height, width - 0.055, tall - 2.75 / height)
+        DRAW_FUNCTIONS[panel["type"]](figure, box, panel, found[panel["title"]], end)
     return as_png(figure, dpi=110)
 
 
-def _of_rows(every: Sequence[Panel]) -> list[Panel]:
+def _in_shown_rows(every: Sequence[Panel]) -> list[Panel]:
     chosen: list[Panel] = []
     row = ""
     for panel in every:
@@ -86,8 +86,8 @@ def _of_rows(every: Sequence[Panel]) -> list[Panel]:
     return chosen
 
 
-def _stat(figure: Any, room: Any, panel: Panel, series: list[Series], end: float) -> None:
-    x, y, width, height = room
+def _stat(figure: Any, box: Any, panel: Panel, series: list[Series], end: float) -> None:
+    x, y, width, height = box
     if not series:
         nothing = panel["fieldConfig"]["defaults"].get("noValue", "")
         figure.text(x - 0.024, y + 0.45 * height, nothing, fontsize=15, color=PAPER.ink)
@@ -107,12 +107,12 @@ def _threshold(panel: Panel, one: Series) -> str:
     return str(reached[-1])
 
 
-def _timeline(figure: Any, room: Any, panel: Panel, series: list[Series], end: float) -> None:
-    axes = _axes(figure, room, end)
+def _timeline(figure: Any, box: Any, panel: Panel, series: list[Series], end: float) -> None:
+    axes = _axes(figure, box, end)
     [mapping] = panel["fieldConfig"]["defaults"]["mappings"]
     rows = sorted(series, key=lambda one: one.name, reverse=True)
     for row, one in enumerate(rows):
-        for start, stop, value in _stretches(one.points, end):
+        for start, stop, value in _intervals(one.points, end):
             state = mapping["options"][str(int(value))]
             axes.barh(row, stop - start, 0.78, left=start, color=state["color"], linewidth=0)
             fits = (stop - start) / end
@@ -120,24 +120,24 @@ def _timeline(figure: Any, room: Any, panel: Panel, series: list[Series], end: f
             axes.text(start + end * 0.004, row, words, va="center", fontsize=8.5, color="white")
     axes.set_yticks(range(len(rows)), [one.name for one in rows])
     axes.grid(visible=False)
-    box = axes.get_position()
-    axes.set_position((box.x0 + 0.06, box.y0, box.width - 0.06, box.height))
+    position = axes.get_position()
+    axes.set_position((position.x0 + 0.06, position.y0, position.width - 0.06, position.height))
 
 
-def _stretches(
+def _intervals(
     points: Sequence[tuple[float, float]], end: float
 ) -> list[tuple[float, float, float]]:
-    """From when to when which value held; between two rounds the last one goes on."""
-    begun: list[tuple[float, float]] = []
+    """Return start, end and value of every interval with a constant value."""
+    starts: list[tuple[float, float]] = []
     for at, value in points:
-        if not begun or begun[-1][1] != value:
-            begun.append((at, value))
-    stops = [at for at, _ in begun[1:]] + [end]
-    return [(at, stop, value) for (at, value), stop in zip(begun, stops, strict=True)]
+        if not starts or starts[-1][1] != value:
+            starts.append((at, value))
+    stops = [at for at, _ in starts[1:]] + [end]
+    return [(at, stop, value) for (at, value), stop in zip(starts, stops, strict=True)]
 
 
-def _graph(figure: Any, room: Any, panel: Panel, series: list[Series], end: float) -> None:
-    axes = _axes(figure, room, end)
+def _graph(figure: Any, box: Any, panel: Panel, series: list[Series], end: float) -> None:
+    axes = _axes(figure, box, end)
     defaults = panel["fieldConfig"]["defaults"]
     stacked = "stacking" in defaults["custom"]
     ordered = sorted(series, key=lambda one: (one.ref, one.name))
@@ -174,7 +174,7 @@ def _lines(axes: Any, panel: Panel, series: list[Series]) -> None:
 
 
 def _stack(axes: Any, panel: Panel, series: list[Series], end: float) -> None:
-    """Bars of one colour and hatching each."""
+    """Draw stacked bars, each with its own colour and hatching."""
     below: dict[float, float] = {}
     step = 1.0
     for one, spare, hatch in zip(series, cycle(COLOURS), cycle(HATCHES)):
@@ -199,8 +199,8 @@ def _override(panel: Panel, name: str) -> dict[str, Any]:
     }
 
 
-def _table(figure: Any, room: Any, panel: Panel, series: list[Series], end: float) -> None:
-    axes = figure.add_axes((room[0] - 0.024, room[1] - 0.01, room[2] + 0.03, room[3] + 0.012))
+def _table(figure: Any, box: Any, panel: Panel, series: list[Series], end: float) -> None:
+    axes = figure.add_axes((box[0] - 0.024, box[1] - 0.01, box[2] + 0.03, box[3] + 0.012))
     axes.set_axis_off()
     names = panel["transformations"][1]["options"]["renameByName"]
     letters = [target["refId"] for target in panel["targets"]]
@@ -234,13 +234,13 @@ def _cell(panel: Panel, column: str, value: float | None) -> str:
     return f"{value:.{found.get('decimals', 0)}f}"
 
 
-def _axes(figure: Any, room: Any, end: float) -> Any:
-    axes = figure.add_axes(room)
+def _axes(figure: Any, box: Any, end: float) -> Any:
+    axes = figure.add_axes(box)
     axes.grid(axis="y", color=PAPER.grid, linewidth=0.8)
     axes.set_xlim(0, end)
     axes.xaxis.set_major_formatter(lambda at, _: f"{at // 60:.0f}:{at % 60:02.0f}")
     axes.locator_params(axis="x", nbins=6)
-    bare(axes, PAPER)
+    style_axes(axes, PAPER)
     axes.tick_params(labelsize=8.5, pad=5)
     return axes
 
@@ -260,4 +260,4 @@ def in_unit(panel: Panel, value: float) -> str:
             return f"{value:.4g}"
 
 
-DRAWN_BY = {"stat": _stat, "state-timeline": _timeline, "timeseries": _graph, "table": _table}
+DRAW_FUNCTIONS = {"stat": _stat, "state-timeline": _timeline, "timeseries": _graph, "table": _table}

@@ -1,12 +1,12 @@
-"""A world with its sites and liars in it."""
+"""The simulated environment with its honest and Byzantine sites."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from lightyear_node.records import PeerName
+from lightyear_node.types import PeerName
+from tests.sim.byzantine_site import ByzantineSite
 from tests.sim.disk import Disk
-from tests.sim.liar import Liar
 from tests.sim.site import Site
 from tests.sim.world import Conditions, World
 
@@ -17,5 +17,7 @@ class Federation(World):
     ) -> None:
         super().__init__(conditions, seed, new_disk)
         self.sites: dict[PeerName, Site] = {name: Site(name, self) for name in self.honest}
-        self.liars: dict[PeerName, Liar] = {name: Liar(name, self) for name in conditions.liars}
-        self.participants = {**self.sites, **self.liars}
+        self.byzantine: dict[PeerName, ByzantineSite] = {
+            name: ByzantineSite(name, self) for name in conditions.byzantine
+        }
+        self.participants = {**self.sites, **self.byzantine}

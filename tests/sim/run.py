@@ -1,4 +1,4 @@
-"""Run many seeds, or one with its whole story: `python tests/sim/run.py --seeds 0:500`."""
+"""Runs many seeds, or one with its transcript: `python tests/sim/run.py --seeds 0:500`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sim.scenario import STORM_S, Report, SeedFailed, run
-from tests.sim.story import Storyteller
-from tests.sim.world import Told
+from tests.sim.scenario import FAULT_PHASE_S, Report, SeedFailed, run
+from tests.sim.transcript import TranscriptWriter
+from tests.sim.world import HistoryEntry
 
 PROGRESS_EVERY_S = 60.0
 
@@ -25,11 +25,11 @@ def main() -> int:
     first, _, end = options.seeds.partition(":")
     seeds = range(int(first), int(end) if end else int(first) + 1)
     if options.trace or options.fingerprint:
-        return _look_at(seeds, options)
-    began, told_at = time.monotonic(), time.monotonic()
+        return _show(seeds, options)
+    began, reported_at = time.monotonic(), time.monotonic()
     totals: Counter[str] = Counter()
     done, failed, simulated_s = 0, 0, 0.0
-    for outcome in _outcomes(seeds, options.storm, options.processes):
+    for outcome in _outcomes(seeds, options.fault_seconds, options.processes):
         done += 1
         if isinstance(outcome, str):
             failed += 1
@@ -37,8 +37,8 @@ def main() -> int:
         else:
             totals += outcome.counts
             simulated_s += outcome.simulated_s
-        if time.monotonic() - told_at > PROGRESS_EVERY_S:
-            told_at = time.monotonic()
+        if time.monotonic() - reported_at > PROGRESS_EVERY_S:
+            reported_at = time.monotonic()
             print(_summary(done, failed, simulated_s, totals, began), flush=True)
     for name, count in sorted(totals.items()):
         print(f"{count:12,} {name}")
@@ -49,25 +49,29 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:100", help="one seed, or FIRST:END")
-    parser.add_argument("--storm", type=float, default=STORM_S, help="seconds that it lasts")
+    parser.add_argument(
+        "--fault-seconds", type=float, default=FAULT_PHASE_S, help="length of the fault phase"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--trace", action="store_true", help="tell the whole story")
+    parser.add_argument("--trace", action="store_true", help="print the transcript")
     parser.add_argument("--raw", action="store_true", help="with --trace: every event and command")
-    parser.add_argument("--fingerprint", action="store_true", help="print only each history's")
+    parser.add_argument(
+        "--fingerprint", action="store_true", help="print only each history's fingerprint"
+    )
     return parser.parse_args()
 
 
-def _outcomes(seeds: range, storm_s: float, processes: int) -> Iterator[Report | str]:
+def _outcomes(seeds: range, fault_s: float, processes: int) -> Iterator[Report | str]:
     if processes == 1:
-        yield from (_outcome(seed, storm_s) for seed in seeds)
+        yield from (_outcome(seed, fault_s) for seed in seeds)
         return
     with ProcessPoolExecutor(processes) as pool:
-        yield from pool.map(_outcome, seeds, [storm_s] * len(seeds), chunksize=4)
+        yield from pool.map(_outcome, seeds, [fault_s] * len(seeds), chunksize=4)
 
 
-def _outcome(seed: int, storm_s: float) -> Report | str:
+def _outcome(seed: int, fault_s: float) -> Report | str:
     try:
-        return run(seed, storm_s=storm_s)
+        return run(seed, fault_s=fault_s)
     except SeedFailed as failure:
         return str(failure)
 
@@ -81,20 +85,20 @@ def _summary(done: int, failed: int, simulated_s: float, totals: Counter[str], b
     )
 
 
-def _look_at(seeds: range, options: argparse.Namespace) -> int:
+def _show(seeds: range, options: argparse.Namespace) -> int:
     failed = 0
     for seed in seeds:
-        teller = Storyteller()
+        writer = TranscriptWriter()
 
-        def show(told: Told, teller: Storyteller = teller) -> None:
-            line = teller.line(told)
+        def show(entry: HistoryEntry, writer: TranscriptWriter = writer) -> None:
+            line = writer.line(entry)
             if options.raw:
-                print(f"{told[0] - 1000:9.3f} {told[1]} {told[2]}")
+                print(f"{entry[0] - 1000:9.3f} {entry[1]} {entry[2]}")
             elif line:
                 print(line)
 
         try:
-            report = run(seed, show if options.trace else None, options.storm)
+            report = run(seed, show if options.trace else None, options.fault_seconds)
         except SeedFailed as failure:
             print(failure)
             failed += 1

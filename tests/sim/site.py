@@ -1,22 +1,23 @@
-"""An honest site: a disk that usually survives, and a process that may not.
+"""An honest site: a disk and a process, either of which may be lost.
 
-What the driver is in the product: it carries out the barrier's commands, tells it what came of
-them, and lets nobody hear what is not durable.  It can be killed before and after every
-persistence point.
+Replaces the product's event loop: executes the barrier's commands, feeds it the results, and sends
+only what is durable.  It can be killed before and after every persistence point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from lightyear_node.barrier import (
+from lightyear_node.errors import PeerError, PeerRefusedUs, PeerUnreachable
+from lightyear_node.node.gossip import LocalState
+from lightyear_node.protocol.durable_state import DurableState
+from lightyear_node.protocol.events import (
     Accuse,
     Alarm,
     Announce,
-    Answered,
-    Barrier,
     Command,
     Commit,
     Decide,
@@ -26,87 +27,108 @@ from lightyear_node.barrier import (
     FetchFailed,
     Finish,
     Greet,
-    Heard,
     Judge,
     Judged,
-    Memory,
     Merge,
     Merged,
     Note,
-    Reformed,
-    Reported,
+    Reconfigured,
     Seal,
     Sealed,
-    Terms,
     Tick,
     Train,
     Trained,
 )
-from lightyear_node.records import Digest, Generation, PeerName, Reason, Round, Update, Verdict
+from lightyear_node.protocol.parameters import Parameters
+from lightyear_node.protocol.state_machine import Barrier
+from lightyear_node.transport.limits import CALL_S, EVIDENCE_MAX
+from lightyear_node.types import (
+    Generation,
+    PeerName,
+    Reason,
+    Round,
+    SignedManifest,
+    Update,
+    Verdict,
+)
 from tests.sim.disk import Disk
-from tests.sim.ear import Ear
-from tests.sim.world import Happening, Message, World
+from tests.sim.invariant_checker import InvariantBroken
+from tests.sim.real_gossip import Answer, Message, SimulatedGossip, digest_of, sign
+from tests.sim.world import Action, Reply, World
 
 
 class Crash(Exception):
-    """A site is killed in the middle of what it is doing."""
+    """The site is killed while it executes a command."""
 
 
 @dataclass(frozen=True)
-class Fate:
-    """Something that happens to a site from outside, for the story."""
+class ExternalEvent:
+    """Something done to a site from outside, for the transcript."""
 
-    words: str
+    text: str
 
 
 class Site:
     def __init__(self, name: PeerName, world: World) -> None:
         self.name = name
         self.world = world
-        self.referee = world.referee
+        self.checker = world.checker
         self.others = [peer for peer in world.names if peer != name]
         members = frozenset(self.others) - {world.conditions.latecomer}
-        self.terms = replace(world.conditions.terms, peers=members)
+        self.parameters = replace(world.conditions.parameters, peers=members)
         self.barrier: Barrier | None = None
         self.disk = world.new_disk()
-        self.durable = Memory(Generation(0), Round(0), recovering=True)
-        """What a restart would find."""
+        self.durable = DurableState(Generation(0), Round(0), recovering=True)
+        """The state that a restart would restore."""
         self.paused = False
         self.longest_wait_s = 0.0
         self._backup: Disk | None = None
-        self._life = 0
-        self._buried = False
-        self._missed: list[Happening] = []
+        self._boots = 0
+        self._removed = False
+        self._deferred: list[Action] = []
         self._sealed_at: float | None = None
         self._training_since: float | None = None
-        self._ear = Ear(name, world)
         self._seen: tuple[Update, ...] = ()
+        self._inbox: list[tuple[Event, tuple[SignedManifest, ...]]] = []
+        self._contacting: set[PeerName] = set()
+        self.gossip = self._new_gossip()
 
-    # Life and death.
+    # Process and disk.
 
     def boot(self) -> None:
-        if self.barrier is not None or self._buried:
+        if self.barrier is not None or self._removed:
             return
-        self.world.note(self.name, Fate("starts"))
-        memory = self.disk.read() or Memory(Generation(0), Round(0), recovering=True)
-        self._ear = Ear(self.name, self.world)
-        self.barrier = Barrier(self.name, self.terms, memory)
-        self.referee.boots(self.name, self.barrier, self.terms)
+        self.world.record(self.name, ExternalEvent("starts"))
+        memory = self.disk.read() or DurableState(Generation(0), Round(0), recovering=True)
+        self.gossip = self._new_gossip()
+        self.barrier = Barrier(
+            self.name, self.parameters, memory, provable=self.gossip.manifests.holds
+        )
+        self.checker.boots(self.name, self.barrier, self.parameters)
         self._schedule(self.world.conditions.tick_s, self._tick)
-        self._or_die(partial(self._start, memory))
+        self._run_or_crash(partial(self._start, memory))
 
-    def _start(self, memory: Memory) -> None:
+    def _new_gossip(self) -> SimulatedGossip:
+        boot_id = f"{self.name}-{self._boots}"
+        known = self.disk.seen
+        return SimulatedGossip(
+            self.name, self.parameters.peers, known, boot_id, self._local_state, self._enqueue
+        )
+
+    def _start(self, memory: DurableState) -> None:
         assert self.barrier is not None
         self._persist("P0", "start", memory)
-        self._carry_out(self.barrier.start(self.world.now, self.world.wall_s()))
+        self._execute_all(self.barrier.start(self.world.now, self.world.wall_s()))
 
     def kill(self) -> None:
-        """Nothing remains but the disk."""
+        """Kill the process; only the disk remains."""
         self.barrier = None
         self.paused = False
         self._sealed_at = self._training_since = None
-        self._missed.clear()
-        self._life += 1
+        self._deferred.clear()
+        self._inbox.clear()
+        self._contacting.clear()
+        self._boots += 1
 
     def crash(self) -> None:
         if self.barrier is None:
@@ -114,7 +136,7 @@ class Site:
         world = self.world
         self.kill()
         world.counts["crashes"] += 1
-        world.note(self.name, Fate("is killed"))
+        world.record(self.name, ExternalEvent("is killed"))
         if world.chance(world.conditions.lost_disk):
             self.lose_disk()
         elif world.chance(world.conditions.rolled_back):
@@ -122,241 +144,254 @@ class Site:
         world.after(world.between(world.conditions.restart_s), self.boot)
 
     def lose_disk(self) -> None:
-        """The keys stay."""
+        """Replace the disk by an empty one; the keys remain."""
         assert self.barrier is None
         self.disk = self.world.new_disk()
-        self.referee.forgets(self.name)
+        self.checker.loses_disk(self.name)
         self.world.counts["lost disks"] += 1
-        self.world.note(self.name, Fate("loses its disk"))
+        self.world.record(self.name, ExternalEvent("loses its disk"))
 
     def back_up(self) -> None:
-        self._backup = self.disk.copied()
-        self.referee.backs_up(self.name)
+        self._backup = self.disk.copy()
+        self.checker.backs_up(self.name)
 
     def restore(self) -> None:
         assert self.barrier is None
         if self._backup is None:
             return
-        self.disk = self._backup.copied()
-        self.referee.restores(self.name)
+        self.disk = self._backup.copy()
+        self.checker.restores(self.name)
         self.world.counts["disks rolled back"] += 1
-        self.world.note(self.name, Fate("is given back an older copy of its disk"))
+        self.world.record(self.name, ExternalEvent("is restored from a backup"))
 
     def start_recovered(self) -> None:
-        """The operator restarts it, and says that its disk is from a backup."""
+        """Restart with `--recovered`, which declares that the disk is from a backup."""
         self.kill()
         memory = self.disk.read()
         if memory is not None:
             self.disk.write("recovered", replace(memory, recovering=True))
-            self.referee.doubts(self.name)
-        self.world.note(self.name, Fate("is said to have an older disk"))
+            self.checker.distrusts_memory(self.name)
+        self.world.record(self.name, ExternalEvent("is restarted as recovered"))
         self.boot()
 
-    def bury(self) -> None:
-        """Killed for good."""
+    def remove_for_good(self) -> None:
+        """Kill the site; it does not restart."""
         self.kill()
-        self._buried = True
+        self._removed = True
 
     def pause(self) -> None:
         self.paused = self.barrier is not None
 
     def resume(self) -> None:
         self.paused = False
-        missed, self._missed = self._missed, []
-        for happening in missed:
-            happening()
+        deferred, self._deferred = self._deferred, []
+        for action in deferred:
+            action()
 
-    # What a site is told.
+    # Inputs.
 
-    def tell(self, event: Event) -> None:
-        self._when_awake(lambda: self._tell(event))
+    def handle(self, event: Event) -> None:
+        self._when_awake(lambda: self._handle(event, ()))
 
-    def reform(self, terms: Terms) -> None:
-        """Another peers.yaml; a site that is down reads it when it starts."""
-        self.terms = terms
-        self.tell(Reformed(terms))
+    def reconfigure(self, parameters: Parameters) -> None:
+        """Apply another peers.yaml; a site that is down reads it when it starts."""
+        self.parameters = parameters
+        self.gossip.reconfigure(parameters.peers)
+        self.handle(Reconfigured(parameters))
 
-    def greeted(self, message: Message) -> None:
-        if message.by in self.terms.peers:
-            self._when_awake(lambda: self._meet(message))
-
-    def answered(self, message: Message) -> None:
-        if message.by in self.terms.peers:
-            self.tell(Answered(message.by, self._ear.own(message.yours)))
-            self._when_awake(lambda: self._hear(message))
-
-    def announced(self, message: Message) -> None:
-        if message.by in self.terms.peers:
-            self._when_awake(lambda: self._hear(message))
-            if not self.world.chance(self.world.conditions.unanswered):
-                self._when_awake(lambda: self._reply(message.by))
-
-    def replied(self, message: Message) -> None:
-        if message.by in self.terms.peers:
-            self._when_awake(lambda: self._hear(message))
+    def receive_call(self, by: PeerName, message: Message, reply: Reply) -> None:
+        if by in self.parameters.peers:
+            self._when_awake(lambda: self._answer(by, message, reply))
 
     def serve(self, update: Update) -> Event:
         if self.barrier is None or self.paused or update not in self.disk.served:
             return FetchFailed(update, Reason.UNREACHABLE, retriable=True)
         return Fetched(update)
 
-    def _meet(self, message: Message) -> None:
-        self.tell(Heard(message.by))
-        yours = self._ear.own(message.yours)
-        if yours is not None:
-            self.tell(Reported(message.by, (yours,)))
-        if self.barrier is not None:
-            answered = self.world.participants[message.by].answered
-            answer = self._say(yours=self._ear.newest_of(message.by, self.durable))
-            self.world.send(self.name, message.by, partial(answered, answer))
+    def serving_s(self) -> None:
+        return None
 
-    def _reply(self, to: PeerName) -> None:
-        replied = self.world.participants[to].replied
-        self.world.send(self.name, to, partial(replied, self._say()))
+    def _answer(self, by: PeerName, message: Message, reply: Reply) -> None:
+        answer = self.gossip.answer(by, message)
+        if isinstance(answer, PeerError):
+            self.world.counts[f"calls refused: {answer.reason}"] += 1
+            answer = PeerRefusedUs(self.name, answer.reason, "refused")
+        reply(answer)
+        self._process_inbox()
 
-    def _hear(self, message: Message) -> None:
-        for event in self._ear.understand(message):
-            self.tell(event)
+    def _process_inbox(self) -> None:
+        """Handle the events that gossip made of peers' messages, as the event loop does."""
+        heard, self._inbox = self._inbox, []
+        for event, proofs in heard:
+            self._when_awake(partial(self._handle, event, proofs))
 
-    def _when_awake(self, happening: Happening) -> None:
-        """Dead sites miss what happens; stopped ones get to it when they wake up."""
+    def _enqueue(self, event: Event, *proofs: SignedManifest) -> None:
+        self._inbox.append((event, proofs))
+
+    def _when_awake(self, action: Action) -> None:
+        """Run the action now, after resuming if the site is suspended, or never if it is down."""
         if self.paused:
-            self._missed.append(self._in_this_life(happening))
+            self._deferred.append(self._unless_restarted(action))
         elif self.barrier is not None:
-            happening()
+            action()
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event, proofs: tuple[SignedManifest, ...]) -> None:
         if self.barrier is None:
             return
         if self.world.chance(self.world.conditions.crash_any_time):
             self.crash()
             return
-        self.world.note(self.name, event)
-        self.referee.tells(self.name, event)
+        self.world.record(self.name, event)
+        self.checker.receives(self.name, event)
         if isinstance(event, Sealed):
             self._sealed_at = self.world.now
-        handle = self.barrier.handle
-        self._or_die(lambda: self._carry_out(handle(event, self.world.now)))
+        barrier, manifests = self.barrier, self.gossip.manifests
+        full = manifests.keep(proofs)
+        self._run_or_crash(lambda: self._execute_all(barrier.handle(event, self.world.now)))
+        if full and self.barrier is barrier:
+            manifests.retain(barrier.referenced())
+            self.checker.keeps(self.name, len(manifests))
 
-    def _or_die(self, act: Happening) -> None:
+    def _run_or_crash(self, act: Action) -> None:
         try:
             act()
         except Crash:
             self.crash()
         if self.barrier is not None:
-            self.referee.steps(self.name)
+            self.checker.steps(self.name)
 
-    def _in_this_life(self, happening: Happening) -> Happening:
-        life = self._life
-        return lambda: happening() if self._life == life else None
+    def _unless_restarted(self, action: Action) -> Action:
+        life = self._boots
+        return lambda: action() if self._boots == life else None
 
-    def _schedule(self, delay_s: float, happening: Happening) -> None:
-        self.world.after(delay_s, self._in_this_life(happening))
+    def _schedule(self, delay_s: float, action: Action) -> None:
+        self.world.after(delay_s, self._unless_restarted(action))
 
     def _tick(self) -> None:
         self._schedule(self.world.conditions.tick_s, self._tick)
         if not self.paused:
-            self.tell(Tick())
+            self.handle(Tick())
 
-    # What a site says.
+    # Messages to peers.
 
-    def _say(self, yours: Update | None = None) -> Message:
-        """Only what a restart would still know."""
+    def _local_state(self) -> LocalState:
+        """Return what peers may see: only what a restart would restore."""
         assert self.barrier is not None
+        announced, seen = self.durable.announced, self.vouched()
+        self.checker.announces(self.name, announced, seen)
         since = self._training_since
-        message = Message(
-            self.name,
-            self.durable.announced,
+        evidence = [self.disk.evidence[peer] for peer in self.durable.quarantined]
+        return LocalState(
+            self.barrier.round,
             self.barrier.phase,
-            int(self.world.now - since) if since is not None else 0,
-            self.vouched(),
-            tuple(self.disk.evidence[peer] for peer in self.durable.quarantined),
-            yours,
+            self.world.manifests[announced] if announced else None,
+            progress=int(self.world.now - since) if since is not None else 0,
+            vouched=seen,
+            evidence=tuple(evidence[:EVIDENCE_MAX]),
         )
-        self.referee.says(self.name, message.update, message.seen)
-        return message
 
     def vouched(self) -> tuple[Update, ...]:
         return self._seen
 
-    def _announce(self) -> None:
-        message = self._say()
+    def _contact_peers(self) -> None:
+        """Contact every peer, at most once at a time, as in the product."""
         for name in self.others:
-            if name in self.terms.peers:
-                announced = self.world.participants[name].announced
-                self.world.send(self.name, name, partial(announced, message))
+            if name in self.parameters.peers and name not in self._contacting:
+                self._contacting.add(name)
+                self._continue_contact(name, self.gossip.contact(name), None)
 
-    def _greet(self) -> None:
-        for name in self.others:
-            if name in self.terms.peers:
-                greeted = self.world.participants[name].greeted
-                greeting = self._say(yours=self._ear.newest_of(name, self.durable))
-                self.world.send(self.name, name, partial(greeted, greeting))
+    def _continue_contact(
+        self, peer: PeerName, contact: Coroutine[Any, Any, None], answer: Answer | None
+    ) -> None:
+        """Run the contact until its next call, or its end."""
+        try:
+            failed = isinstance(answer, PeerError)
+            call = contact.throw(answer) if failed else contact.send(answer)
+        except StopIteration:
+            self._contacting.discard(peer)
+        else:
+            self._call(peer, call.message, partial(self._continue_contact, peer, contact))
+        self._process_inbox()
 
-    # What a site does.
+    def _call(self, peer: PeerName, message: Message, go_on: Reply) -> None:
+        """Make a call; the first answer counts, and so does a timeout."""
+        life, waiting = self._boots, True
 
-    def _carry_out(self, commands: list[Command]) -> None:
+        def resume(answer: Answer) -> None:
+            nonlocal waiting
+            if waiting and self._boots == life:
+                waiting = False
+                self._when_awake(lambda: go_on(answer))
+
+        self.world.ask(self.name, peer, message, resume)
+        timeout = PeerUnreachable(peer, Reason.UNREACHABLE, "no answer")
+        self._schedule(CALL_S, lambda: resume(timeout))
+
+    # Commands.
+
+    def _execute_all(self, commands: list[Command]) -> None:
         for command in commands:
-            self.world.note(self.name, command)
-            self._do(command)
+            self.world.record(self.name, command)
+            self._execute(command)
 
-    def _do(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         world = self.world
         match command:
-            case Greet():
-                self._greet()
+            case Greet() | Announce():
+                self._local_state()  # also without peers
+                self._contact_peers()
             case Train():
                 self._training_since = world.now
                 seconds = world.conditions.train_s * world.conditions.slowness.get(self.name, 1.0)
-                digest = Digest(f"{self.name}/{world.random.getrandbits(64):016x}")
-                self._later(seconds * world.between((0.8, 1.2)), Trained(digest))
+                digest = digest_of(self.name, world.random.getrandbits(64))
+                self._handle_later(seconds * world.between((0.8, 1.2)), Trained(digest))
             case Seal(update, memory):
                 self._training_since = None
                 self._persist("P1", "seal", memory, partial(self._sign, update))
-                self._later(0.01, Sealed(update))
-            case Announce():
-                self._announce()
+                self._handle_later(0.01, Sealed(update))
             case Fetch(update):
-                self._schedule(world.between(world.conditions.fetch_s), lambda: self._fetch(update))
+                takes_s = world.participants[update.peer].serving_s()
+                takes_s = world.between(world.conditions.fetch_s) if takes_s is None else takes_s
+                self._schedule(takes_s, lambda: self._fetch(update))
             case Judge():
-                self.referee.closes(self.name, command)
+                self.checker.closes(self.name, command)
                 if self._sealed_at is not None:
                     self.longest_wait_s = max(self.longest_wait_s, world.now - self._sealed_at)
                 verdicts = tuple(self._verdict(update) for update in command.updates)
-                self._later(world.between((0.1, 2.0)), Judged(command.round, verdicts))
+                self._handle_later(world.between((0.1, 2.0)), Judged(command.round, verdicts))
             case Decide(decision, memory):
-                decided = partial(self.referee.decides, self.name, decision)
+                decided = partial(self.checker.decides, self.name, decision)
                 self._persist("P2", "decision", memory, decided)
             case Merge(decision):
-                self.referee.merges(self.name, decision)
-                model = Digest(f"merge of {len(decision.accepted)}")
-                self._later(world.between((0.1, 1.0)), Merged(decision.round, model))
+                self.checker.merges(self.name, decision)
+                model = digest_of("merge", len(decision.accepted))
+                self._handle_later(world.between((0.1, 1.0)), Merged(decision.round, model))
             case Commit(round, _, memory):
-                committed = partial(self.referee.commits, self.name, round)
+                committed = partial(self.checker.commits, self.name, round)
                 self._persist("P3", "commit", memory, committed)
             case Accuse(first, second, memory):
                 accused = partial(self._keep_evidence, first, second)
                 self._persist("P4", "evidence", memory, accused)
             case Note(kind, about, memory):
                 point = "P5" if kind == "witness" else kind
-                noted = partial(self.referee.notes, self.name, kind, about)
+                noted = partial(self._note, kind, about, memory)
                 self._persist(point, kind, memory, noted)
             case Alarm(kind):
                 world.counts[f"alarms: {kind}"] += 1
             case Finish():
                 world.counts["finishes"] += 1
 
-    def _later(self, delay_s: float, event: Event) -> None:
-        self._schedule(delay_s, lambda: self.tell(event))
+    def _handle_later(self, delay_s: float, event: Event) -> None:
+        self._schedule(delay_s, lambda: self.handle(event))
 
     def _persist(
-        self, point: str, kind: str, memory: Memory, durable: Happening | None = None
+        self, point: str, kind: str, memory: DurableState, durable: Action | None = None
     ) -> None:
         self._may_crash(f"before {point}")
         self.durable = self.disk.write(kind, memory)
         self._seen = tuple(flat(self.durable.vouched.values()))
         self.world.counts["records"] += 1
-        self.referee.persists(self.name, self.durable)
+        self.checker.persists(self.name, self.durable)
         if durable is not None:
             durable()
         self._may_crash(f"after {point}")
@@ -370,21 +405,31 @@ class Site:
             raise Crash
 
     def _sign(self, update: Update) -> None:
-        self.world.signed.add(update)
-        self.referee.signs(self.name, update)
+        self.world.manifests[update] = sign(update)
+        self.checker.signs(self.name, update)
+
+    def _note(self, kind: str, about: Mapping[str, Any], memory: DurableState) -> None:
+        found = map(self.gossip.manifests.find, flat(memory.vouched.values()))
+        self.disk.seen = tuple(signed for signed in found if signed is not None)
+        self.checker.notes(self.name, kind, about)
 
     def _keep_evidence(self, first: Update, second: Update) -> None:
-        self.disk.evidence[first.peer] = (first, second)
-        self.referee.accuses(self.name, first, second)
+        proof = self.gossip.manifests.proof(first, second)
+        if proof is None:
+            raise InvariantBroken("S7", f"{self.name} accuses {first.peer} and cannot prove it")
+        self.disk.evidence[first.peer] = proof
+        self.checker.accuses(self.name, first, second)
 
     def _fetch(self, update: Update) -> None:
         known = self.disk.fetched.get(update.peer) == update
         event = Fetched(update) if known else self.world.fetch(self.name, update)
         if isinstance(event, Fetched):
             self.disk.fetched[update.peer] = update
-        self.tell(event)
+        self.handle(event)
 
     def _verdict(self, update: Update) -> Verdict:
+        if update.digest in self.world.bad_updates:
+            return Verdict(update.peer, False, Reason.TOO_FAR, score=0.1)
         if self.world.chance(self.world.conditions.rejected):
             return Verdict(update.peer, False, Reason.AGREEMENT_BELOW_TAU, score=0.1)
         return Verdict(update.peer, True, Reason.OK, score=0.9, weight=1.0)

@@ -1,7 +1,7 @@
-"""The stories in `golden/` are what still happens.
+"""The golden scenarios still produce the transcripts in `golden/`.
 
-After a change that is meant, `SIM_GOLDEN=write pytest tests/sim/test_golden.py` writes them anew;
-read the difference before you commit it.
+After an intended change, `SIM_GOLDEN=write pytest tests/sim/test_golden.py` rewrites them;
+read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.scenes import SCENES, Scene
-from tests.sim.story import tell
+from tests.sim.golden_scenarios import SCENARIOS, GoldenScenario
+from tests.sim.transcript import transcript
 
 GOLDEN = Path(__file__).with_name("golden")
 WRITE = os.environ.get("SIM_GOLDEN") == "write"
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_the_story_is_as_it_was(scene: Scene) -> None:
-    world = scene()
-    assert scene.__doc__ is not None
-    story = f"{scene.__doc__.strip()}\n\n{tell(world.history, brief=True)}\n"
-    path = GOLDEN / f"{scene.__name__}.txt"
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_the_transcript_is_unchanged(scenario: GoldenScenario) -> None:
+    world = scenario()
+    assert scenario.__doc__ is not None
+    text = f"{scenario.__doc__.strip()}\n\n{transcript(world.history, brief=True)}\n"
+    path = GOLDEN / f"{scenario.__name__}.txt"
     if WRITE:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(story)
-    assert story == path.read_text()
+        path.write_text(text)
+    assert text == path.read_text()
 
 
-def test_every_story_belongs_to_a_scene() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == {scene.__name__ for scene in SCENES}
+def test_every_transcript_belongs_to_a_scenario() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == {scenario.__name__ for scenario in SCENARIOS}

@@ -1,6 +1,6 @@
-"""Hypothesis plays the world: it chooses what happens, and finds the shortest way to a failure.
+"""Hypothesis chooses the events and shrinks a failure to the shortest sequence.
 
-The same sites, liars and referee as in the storms, but no message moves unless a rule moves it.
+The same sites and checker as in the random runs, but no message moves unless a rule moves it.
 Longer: `SIM_PROFILE=thorough pytest tests/sim/test_machine.py`.
 """
 
@@ -22,39 +22,42 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lightyear_node.barrier import Blocked, Pardoned, Paused, Terms
-from lightyear_node.records import PeerName, Round, Update
+from lightyear_node.protocol.events import Blocked, Paused, Unquarantined
+from lightyear_node.protocol.parameters import Parameters
+from lightyear_node.types import PeerName, Round, Update
 from tests.sim import planted
+from tests.sim.byzantine_site import ByzantineSite
 from tests.sim.federation import Federation
-from tests.sim.liar import Liar
-from tests.sim.referee import InvariantBroken
+from tests.sim.invariant_checker import InvariantBroken
 from tests.sim.site import Site
-from tests.sim.story import tell
+from tests.sim.transcript import transcript
 from tests.sim.world import Conditions
 
 THOROUGH = os.environ.get("SIM_PROFILE") == "thorough"
 NAMES = [PeerName(f"site-{letter}") for letter in "abcd"]
 POINTS = ("P0", "P1", "P2", "P3", "P4", "P5", "generation", "rollback", "blocked", "pause")
-STORY_LINES = 60
+TRANSCRIPT_LINES = 60
 HELD_MAX = 200
-"""Messages under way; older ones are lost."""
+"""Messages in flight; older ones are lost."""
 
 indices = st.integers(0, HELD_MAX - 1)
 names = st.sampled_from(NAMES)
 
 
 class Rounds(RuleBasedStateMachine):
-    """Every rule ends with the referee's look at whoever did something: no invariants besides."""
+    """The invariant checker checks every step, so there are no invariants here."""
 
-    @initialize(echo=st.booleans(), lying=st.booleans(), seed=st.integers(0, 9))
-    def begin(self, echo: bool, lying: bool, seed: int) -> None:
-        terms = Terms(frozenset(NAMES), min_peers=2, faulty_max=1, rounds=1000, echo=echo)
-        liars = {NAMES[-1]: "silent"} if lying else {}
-        self.world = Federation(Conditions(terms, liars, train_s=5.0, unanswered=0.0), seed)
+    @initialize(echo=st.booleans(), byzantine=st.booleans(), seed=st.integers(0, 9))
+    def begin(self, echo: bool, byzantine: bool, seed: int) -> None:
+        parameters = Parameters(frozenset(NAMES), min_peers=2, faulty_max=1, rounds=1000, echo=echo)
+        behaviours = {NAMES[-1]: "silent"} if byzantine else {}
+        self.world = Federation(
+            Conditions(parameters, behaviours, train_s=5.0, unanswered=0.0), seed
+        )
         self.world.held = []
-        self.faces: list[Update] = []
-        for liar in self.world.liars.values():
-            liar.serves = 1.0
+        self.signed: list[Update] = []
+        for attacker in self.world.byzantine.values():
+            attacker.serves = 1.0
         for site in self.world.sites.values():
             site.boot()
         self.deliver_all()
@@ -78,15 +81,15 @@ class Rounds(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(to=names)
     def deliver_to(self, to: PeerName) -> None:
-        """All that is under way to one site, and what comes of it for nobody else."""
+        """Deliver everything in flight to one site, and nothing that results from it."""
         for message in [message for message in self.held if message[1] == to]:
             self.held.remove(message)
             message[2]()
 
     @rule()
     def deliver_all(self) -> None:
-        under_way, self.world.held = self.held, []
-        for _, _, delivery in under_way:
+        in_flight, self.world.held = self.held, []
+        for _, _, delivery in in_flight:
             delivery()
 
     @precondition(lambda self: self.held)
@@ -107,8 +110,8 @@ class Rounds(RuleBasedStateMachine):
         del self.held[:-HELD_MAX]
 
     @rule()
-    def go_on(self) -> None:
-        """A round without trouble."""
+    def run_a_round(self) -> None:
+        """Run a round without faults."""
         for _ in range(12):
             self.world.run_until(self.world.now + 1.0)
             self.deliver_all()
@@ -147,43 +150,45 @@ class Rounds(RuleBasedStateMachine):
 
     @rule(name=names, paused=st.booleans())
     def pause(self, name: PeerName, paused: bool) -> None:
-        self.site(name).tell(Paused(paused))
+        self.site(name).handle(Paused(paused))
 
     @rule(name=names, peers=st.frozensets(names, max_size=1))
     def block(self, name: PeerName, peers: frozenset[PeerName]) -> None:
-        self.site(name).tell(Blocked(peers - {self.site(name).name}))
+        self.site(name).handle(Blocked(peers - {self.site(name).name}))
 
     @rule(name=names, peer=names)
     def pardon(self, name: PeerName, peer: PeerName) -> None:
-        self.site(name).tell(Pardoned(peer))
+        self.site(name).handle(Unquarantined(peer))
 
-    # A liar.
+    # A Byzantine site.
 
-    def liar(self) -> Liar:
-        return self.world.liars[NAMES[-1]]
+    def attacker(self) -> ByzantineSite:
+        return self.world.byzantine[NAMES[-1]]
 
-    @precondition(lambda self: self.world.liars)
-    @rule(ahead=st.integers(-2, 3), face=st.integers(0, 1), reborn=st.booleans())
-    def sign(self, ahead: int, face: int, reborn: bool) -> None:
+    @precondition(lambda self: self.world.byzantine)
+    @rule(ahead=st.integers(-2, 3), version=st.integers(0, 1), reborn=st.booleans())
+    def sign(self, ahead: int, version: int, reborn: bool) -> None:
         if reborn:
-            self.liar().be_reborn()
-        round = Round(max(0, self.world.referee.highest + ahead))
-        self.faces.append(self.liar().sign(round, f"{round}/{face}/{len(self.faces) * reborn}"))
+            self.attacker().start_new_generation()
+        round = Round(max(0, self.world.checker.highest + ahead))
+        self.signed.append(
+            self.attacker().sign(round, f"{round}/{version}/{len(self.signed) * reborn}")
+        )
 
-    @precondition(lambda self: self.faces)
+    @precondition(lambda self: self.signed)
     @rule(to=names, index=indices, seen=st.lists(indices, max_size=2))
     def announce(self, to: PeerName, index: int, seen: list[int]) -> None:
-        """Something it has signed, with some of what anybody has signed."""
-        signed = sorted(self.world.signed, key=lambda update: (update.age, update.digest))
+        """Announce an update that it has signed, with reports of any signed updates."""
+        signed = sorted(self.world.manifests, key=lambda update: (update.age, update.digest))
         reports = [signed[one % len(signed)] for one in seen]
         to = self.site(to).name
-        self.liar().say(to, self.faces[index % len(self.faces)], *reports)
+        self.attacker().announce(to, self.signed[index % len(self.signed)], *reports)
         self.held.pop()[2]()
 
     def teardown(self) -> None:
-        """A failure comes with its story."""
+        """Print the transcript of a failure."""
         if sys.exc_info()[0] is not None:
-            note(tell(self.world.history, last=STORY_LINES))
+            note(transcript(self.world.history, last=TRANSCRIPT_LINES))
 
 
 SETTINGS = settings(
@@ -197,18 +202,18 @@ TestRounds = Rounds.TestCase
 TestRounds.settings = SETTINGS
 
 
-# Not in every run: what invented inputs find within so few examples is a matter of luck.
+# Not in every run: with so few examples finding a bug is a matter of luck.
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "plant",
     [
-        planted.a_decision_is_not_written_down,
+        planted.a_decision_is_not_recorded,
         planted.a_new_generation_is_not_on_probation,
-        planted.the_highest_round_that_anybody_claims_is_believed,
+        planted.the_highest_claimed_round_is_believed,
     ],
     ids=lambda plant: plant.__name__,
 )
-def test_hypothesis_would_notice(
+def test_hypothesis_finds_a_planted_bug(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

@@ -1,4 +1,4 @@
-"""Would the simulator notice?  Every planted bug is found, and by the invariant that it breaks."""
+"""The simulator finds every planted bug, by the invariant that it breaks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.planted import BUGS, Bug
 from tests.sim.scenario import SeedFailed, run
 
 SEEDS_NEARBY = 40
-"""Where a change of the barrier has made another history of a seed, one of the next shows it."""
+"""A change of the barrier changes the history of a seed; then one of the next seeds fails."""
 SEARCH_S = 120.0
 
 
@@ -29,8 +29,10 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_chance_finds_a_planted_bug(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a range of seeds that nobody has chosen; what it misses has a directed schedule."""
+def test_a_planted_bug_is_found_by_arbitrary_seeds(
+    bug: Bug, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seeds are not selected; a bug that they miss has a directed schedule."""
     bug.plant(monkeypatch)
     failure = first_failure(50_000, 10_000, time.process_time() + SEARCH_S)
     if failure is None:

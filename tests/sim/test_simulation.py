@@ -1,4 +1,4 @@
-"""Whole federations of real barriers in a storm."""
+"""Simulated federations of real barriers under random faults, and directed schedules."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ from tests.sim.disk import Disk, JournalDisk
 from tests.sim.scenario import draw, run
 
 SEEDS = range(20)
+HARDEST = (2, 6, 8)
+"""First seeds of the pairs that take longest."""
 
 
-@pytest.mark.parametrize("first", SEEDS[::5])
-def test_a_storm_breaks_nothing_and_then_everybody_goes_on(first: int) -> None:
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(n, marks=pytest.mark.slow) if n in HARDEST else n for n in SEEDS[::2]],
+)
+def test_invariants_hold_under_random_faults_and_all_sites_recover(first: int) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(first, first + 5):
+    for seed in (first, first + 1):
         counts += run(seed).counts
-    # The storm was one: without faults nothing would have been shown.
+    # There were faults: without them this would show nothing.
     assert counts["crashes"] > 0
     assert counts["commits"] > 100
 
 
-def test_a_storm_breaks_nothing_on_real_journals(tmp_path: Path) -> None:
+def test_invariants_hold_on_real_journals(tmp_path: Path) -> None:
     numbers, disks = count(), []
 
     def path() -> Path:
@@ -40,44 +45,49 @@ def test_a_storm_breaks_nothing_on_real_journals(tmp_path: Path) -> None:
         return disks[-1]
 
     counts: Counter[str] = Counter()
-    for seed in islice(filter(_is_forgetful, count()), 3):
-        counts += run(seed, calm_s=60.0, new_disk=new_disk).counts
-    assert counts["lost disks"]
-    assert counts["disks rolled back"]
-    assert counts["records"] > 1000
+    for seed in islice(filter(_loses_disks, count()), 8):
+        counts += run(seed, recovery_s=60.0, new_disk=new_disk).counts
+        if counts["lost disks"] and counts["disks rolled back"] and counts["records"] > 1000:
+            break
+    else:
+        pytest.fail(f"too few faults in these seeds: {counts}")
     written = [disk for disk in disks if disk.read() is not None]
     assert written
     assert [disk.first_bad_record() for disk in written] == [None] * len(written)
 
 
-def _is_forgetful(seed: int) -> bool:
-    """Disks are lost and rolled back in it, of few enough sites to be quick."""
+def _loses_disks(seed: int) -> bool:
+    """Select seeds that lose and roll back disks, with few sites."""
     conditions = draw(seed)
-    forgets = conditions.lost_disk > 0 and conditions.rolled_back > 0
-    return forgets and len(conditions.terms.peers) <= 5
+    loses = conditions.lost_disk > 0 and conditions.rolled_back > 0
+    return loses and len(conditions.parameters.peers) <= 5
 
 
 @pytest.mark.parametrize(
     "schedule",
     [
-        directed.two_faces_around_a_crash,
+        directed.equivocation_around_a_crash,
         directed.one_witness_too_few,
         directed.a_crash_while_recovering,
         directed.a_note_between_sealing_and_announcing,
         directed.one_is_ahead_and_two_are_behind,
         directed.two_on_probation,
-        directed.a_backup_that_others_know_better,
-        directed.a_backup_that_nobody_contradicts,
+        directed.a_backup_older_than_others_know,
+        directed.a_backup_without_contradiction,
         directed.a_restart_does_not_pardon,
         directed.evidence_after_a_pardon,
         directed.a_second_offence_after_a_pardon,
+        directed.old_evidence,
+        directed.small_jumps,
+        directed.bad_updates_before_every_deadline,
+        directed.ever_later_rounds,
     ],
 )
-def test_a_directed_schedule(schedule: Callable[[], None]) -> None:
+def test_a_directed_schedule_keeps_the_invariants(schedule: Callable[[], None]) -> None:
     schedule()
 
 
-def test_a_seed_is_one_history_whatever_the_hash_order() -> None:
+def test_a_seed_determines_the_history_for_any_hash_order() -> None:
     def histories(hash_seed: str) -> str:
         command = [sys.executable, str(Path(__file__).with_name("run.py"))]
         return subprocess.run(

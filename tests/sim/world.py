@@ -1,7 +1,7 @@
-"""A simulated federation: a clock, a network, signatures, and the sites that live in it.
+"""The simulated environment: a clock, a network, signatures, and the participants.
 
-Everything happens in one thread and every choice comes from one seeded generator, so a seed is a
-whole history.  The world knows no rounds: `site` and `liar` are what happens in it.
+Single-threaded; every choice comes from one seeded generator, so a seed determines the whole
+history.  Knows nothing of rounds, which `site` and `byzantine_site` implement.
 """
 
 from __future__ import annotations
@@ -12,27 +12,31 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from lightyear_node.barrier import Event, FetchFailed, Terms
-from lightyear_node.records import PeerName, Reason, Update
+from lightyear_node.protocol.events import Event, FetchFailed
+from lightyear_node.protocol.parameters import Parameters
+from lightyear_node.types import Digest, Hello, PeerName, Reason, SignedManifest, Update
 from tests.sim.disk import Disk
-from tests.sim.referee import Referee
+from tests.sim.invariant_checker import InvariantChecker
+from tests.sim.real_gossip import Answer, Message
 
 Span = tuple[float, float]
-Happening = Callable[[], None]
-Told = tuple[float, PeerName, object]
+Action = Callable[[], None]
+HistoryEntry = tuple[float, PeerName, object]
+Reply = Callable[[Answer], None]
 
 REMEMBERED = 4000
-"""Lines of history that are kept for the transcript of a failure."""
+"""History entries kept for the transcript of a failure."""
 
 
 @dataclass
 class Conditions:
-    """What a world is like.  Probabilities are per message, fetch, event or persistence point."""
+    """Parameters.  Probabilities are per message, fetch, event or persistence point."""
 
-    terms: Terms  # its peers are all the sites; each site's own terms leave itself out
-    liars: dict[PeerName, str] = field(default_factory=dict)  # and their habits
+    parameters: Parameters  # peers: all sites; each site's own parameters exclude itself
+    byzantine: dict[PeerName, str] = field(default_factory=dict)  # and their behaviours
     slowness: dict[PeerName, float] = field(default_factory=dict)
     train_s: float = 10.0
     delay_s: Span = (0.05, 0.5)
@@ -40,48 +44,30 @@ class Conditions:
     restart_s: Span = (1.0, 40.0)
     tick_s: float = 1.0
     clock: str = "good"
-    """Of the walls: `good`, `equal` at every start, or going `back`."""
+    """The wall clocks: `good`, `equal` at every start, or going `back`."""
     lost: float = 0.0
     duplicated: float = 0.0
-    unanswered: float = 0.5
-    """Announcements whose answer never comes.  An answer says what the next one would, too."""
+    unanswered: float = 0.0
+    """Announcements that get no answer."""
     rejected: float = 0.0
     crash_at_point: float = 0.0
     crash_any_time: float = 0.0
     lost_disk: float = 0.0  # of every restart
     rolled_back: float = 0.0  # of every restart, where there is a backup
     latecomer: PeerName | None = None
-    """Whom the others' peers.yaml does not know of at first."""
+    """A site missing from the others' peers.yaml at first."""
     leaver: PeerName | None = None
-    """Whom the others strike out of theirs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a site tells another: an announcement, a greeting, or the answer to either."""
-
-    by: PeerName
-    update: Update | None
-    phase: str
-    progress: int
-    seen: tuple[Update, ...] = ()
-    evidence: tuple[tuple[Update, Update], ...] = ()
-    yours: Update | None = None
-    """The newest update of the receiver's own that the sender holds; only between greetings."""
+    """A site that the others remove from theirs."""
 
 
 class Participant(Protocol):
-    def greeted(self, message: Message) -> None: ...
-
-    def answered(self, message: Message) -> None:
-        """Its greeting is."""
-
-    def announced(self, message: Message) -> None: ...
-
-    def replied(self, message: Message) -> None:
-        """To its announcement."""
+    def receive_call(self, by: PeerName, message: Message, reply: Reply) -> None:
+        """Receive a call; `reply` sends the answer, if there is one."""
 
     def serve(self, update: Update) -> Event: ...
+
+    def serving_s(self) -> float | None:
+        """Return how long it delays an update; None for the network's own delay."""
 
 
 class World:
@@ -94,38 +80,40 @@ class World:
         self.now = 1000.0
         self.counts: Counter[str] = Counter()
         self.fingerprint = 0
-        self.trace: Callable[[Told], None] | None = None
-        self.history: deque[Told] = deque(maxlen=REMEMBERED)
+        self.trace: Callable[[HistoryEntry], None] | None = None
+        self.history: deque[HistoryEntry] = deque(maxlen=REMEMBERED)
         self.cut: set[tuple[PeerName, PeerName]] = set()
-        self.held: list[tuple[PeerName, PeerName, Happening]] | None = None
-        """If not None, messages wait here until somebody delivers them by hand."""
+        self.held: list[tuple[PeerName, PeerName, Action]] | None = None
+        """If not None, messages wait here until the test delivers them."""
         self.crash_at: tuple[PeerName, str] | None = None
-        """Where the next crash is to be: a site, and for example `after P1`."""
-        self.signed: set[Update] = set()
-        """Every update that the site it names has really signed."""
-        self._queue: list[tuple[float, int, Happening]] = []
+        """Where the next crash happens: a site and a point, for example `after P1`."""
+        self.manifests: dict[Update, SignedManifest] = {}
+        """Every update that its site has actually signed."""
+        self.bad_updates: set[Digest] = set()
+        """Updates that every site rejects."""
+        self._queue: list[tuple[float, int, Action]] = []
         self._scheduled = 0
 
-        self.names = sorted(conditions.terms.peers)
-        self.honest = [name for name in self.names if name not in conditions.liars]
-        self.referee = Referee(
+        self.names = sorted(conditions.parameters.peers)
+        self.honest = [name for name in self.names if name not in conditions.byzantine]
+        self.checker = InvariantChecker(
             self.names,
             self.honest,
-            conditions.terms,
-            self.signed,
+            conditions.parameters,
+            self.manifests.keys(),
             reliable_clocks=conditions.clock == "good",
         )
         self.participants: dict[PeerName, Participant] = {}
 
-    def after(self, delay_s: float, happening: Happening) -> None:
+    def after(self, delay_s: float, action: Action) -> None:
         self._scheduled += 1
-        heapq.heappush(self._queue, (self.now + delay_s, self._scheduled, happening))
+        heapq.heappush(self._queue, (self.now + delay_s, self._scheduled, action))
 
     def run_until(self, end: float) -> None:
         queue = self._queue
         while queue and queue[0][0] < end:
-            self.now, _, happening = heapq.heappop(queue)
-            happening()
+            self.now, _, action = heapq.heappop(queue)
+            action()
         self.now = end
 
     def between(self, span: Span) -> float:
@@ -135,7 +123,7 @@ class World:
         return probability > 0 and self.random.random() < probability
 
     def wall_s(self) -> int:
-        """What the clock on a site's wall says at a start."""
+        """Return a site's wall clock at its start."""
         match self.conditions.clock:
             case "equal":
                 return 7
@@ -143,8 +131,8 @@ class World:
                 return int(2000 - self.now % 1000)
         return 1_700_000_000 + int(self.now)
 
-    def send(self, sender: PeerName, receiver: PeerName, delivery: Happening) -> None:
-        """A message may be lost, late, doubled and out of order."""
+    def send(self, sender: PeerName, receiver: PeerName, delivery: Action) -> None:
+        """Send a message, which may be lost, delayed, duplicated and reordered."""
         if self.held is not None:
             self.held.append((sender, receiver, delivery))
             return
@@ -155,18 +143,31 @@ class World:
         for _ in range(2 if self.chance(self.conditions.duplicated) else 1):
             self.after(self.between(self.conditions.delay_s), delivery)
 
+    def ask(self, caller: PeerName, callee: PeerName, message: Message, reply: Reply) -> None:
+        """Make a call whose answer returns over the same network; either may be lost."""
+
+        def answered(answer: Answer) -> None:
+            if isinstance(message, Hello) or not self.chance(self.conditions.unanswered):
+                self.send(callee, caller, partial(reply, answer))
+
+        self.send(
+            caller,
+            callee,
+            partial(self.participants[callee].receive_call, caller, message, answered),
+        )
+
     def fetch(self, receiver: PeerName, update: Update) -> Event:
         cut = (receiver, update.peer) in self.cut or (update.peer, receiver) in self.cut
         if cut or self.chance(self.conditions.lost):
             return FetchFailed(update, Reason.UNREACHABLE, retriable=True)
         return self.participants[update.peer].serve(update)
 
-    def note(self, name: PeerName, what: object) -> None:
-        """One line of history, in words only if somebody reads it."""
+    def record(self, name: PeerName, what: object) -> None:
+        """Append an entry to the history; it is formatted only when it is shown."""
         self.counts["events"] += 1
-        told = (self.now, name, what)
+        entry = (self.now, name, what)
         line = f"{self.now:.3f}{name}{type(what).__name__}"
         self.fingerprint = zlib.crc32(line.encode(), self.fingerprint)
-        self.history.append(told)
+        self.history.append(entry)
         if self.trace is not None:
-            self.trace(told)
+            self.trace(entry)

@@ -1,4 +1,4 @@
-"""What tests of several files begin with."""
+"""Fixtures that several unit tests share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightyear_node.transport import limits
 
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """Nothing that strangers send is worth a word in the log."""
+    """Check that the test logs nothing at level INFO or above."""
     with caplog.at_level(logging.INFO):
         yield caplog
     assert not caplog.records
@@ -20,5 +20,5 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetch that breaks is tried again soon."""
-    monkeypatch.setattr(limits, "FETCH_PAUSE_S", 0.02)
+    """Shorten the pause before a failed fetch is retried."""
+    monkeypatch.setattr(limits, "FETCH_BACKOFF_S", 0.02)

@@ -1,6 +1,6 @@
-"""The fuzz targets keep their promises for what they begin with, and for a little damage to it.
+"""The fuzz targets accept their seeds, and seeds with small changes, without a violation.
 
-Without atheris, which not every machine has; `make fuzz` goes on from here.
+Without atheris, which is not available everywhere; `make fuzz` uses it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def load(target: str) -> ModuleType:
     return module
 
 
-def test_every_target_is_run() -> None:
+def test_the_runner_lists_every_target() -> None:
     assert sorted(load("run").TARGETS) == TARGETS
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_sound_and_damaged_inputs(target: str) -> None:
-    module, chance = load(target), random.Random(7)
+def test_seeds_and_changed_seeds_violate_no_invariant(target: str) -> None:
+    module, rng = load(target), random.Random(7)
     for seed in module.seeds():
         module.check(seed)
         for _ in range(DAMAGED):
-            damaged = bytearray(seed[: chance.randrange(len(seed) + 1)])
+            damaged = bytearray(seed[: rng.randrange(len(seed) + 1)])
             if damaged:
-                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
             module.check(bytes(damaged))

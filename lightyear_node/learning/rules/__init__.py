@@ -1,4 +1,24 @@
-"""Aggregation rules by name: the built-in ones, and those of installed packages."""
+"""Aggregation rules by name: built-in ones and those of installed packages.
+
+Modules:
+
+    base       interface of a rule: judge, then merge as a weighted mean
+    options    options of rules and their types
+    plugins    user-defined rules, found by entry point
+    pairwise   distances and cosines of models from one Gram matrix
+    verdicts   common verdicts of rules other than LIGHTYEAR
+    lightyear  models that agree on the own validation data
+    fedavg     mean of all models, weighted by samples
+    fedprox    FedAvg with training regularized towards the round's start
+    ditto      FedAvg with a personal model beside it
+    krum       the model closest to its nearest neighbours
+    afa        mean weighted by reputation, without outliers
+    asmr       all models except outliers
+    cfl        the larger of two clusters
+    balance    models within a shrinking radius
+    scclip     differences clipped to the second largest
+    local      no other models: the site trains alone
+"""
 
 from __future__ import annotations
 
@@ -6,18 +26,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightyear_node.errors import ConfigError
-from lightyear_node.learning.rules import own as own_rules
+from lightyear_node.learning.rules import plugins
 from lightyear_node.learning.rules.afa import Afa
 from lightyear_node.learning.rules.asmr import Asmr
 from lightyear_node.learning.rules.balance import Balance
 from lightyear_node.learning.rules.base import (
     Candidate,
     Judgement,
+    MergeShare,
+    RoundContext,
     Rule,
-    Share,
-    Turn,
-    mixed,
     shares_of,
+    weighted_mean,
 )
 from lightyear_node.learning.rules.cfl import Cfl
 from lightyear_node.learning.rules.ditto import Ditto
@@ -32,7 +52,7 @@ from lightyear_node.learning.rules.options import (
     options_of_class,
     options_of_function,
 )
-from lightyear_node.learning.rules.own import FunctionRule
+from lightyear_node.learning.rules.plugins import FunctionRule
 from lightyear_node.learning.rules.scclip import SelfCentredClipping
 
 __all__ = [
@@ -50,15 +70,15 @@ __all__ = [
     "Krum",
     "Lightyear",
     "Local",
+    "MergeShare",
+    "RoundContext",
     "Rule",
     "SelfCentredClipping",
-    "Share",
-    "Turn",
     "make_rule",
-    "mixed",
     "rule_names",
     "rule_options",
     "shares_of",
+    "weighted_mean",
 ]
 
 RULES: Mapping[str, Callable[..., Rule]] = {
@@ -77,7 +97,7 @@ RULES: Mapping[str, Callable[..., Rule]] = {
 
 
 def make_rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
-    """The rule that peers.yaml names; a wrong name or option is refused with the nearest one."""
+    """Make the rule of peers.yaml; errors for unknown names or options suggest the nearest one."""
     given = dict(options or {})
     kind, known = _look_up(name)
     check_options(name, known, given)
@@ -87,25 +107,25 @@ def make_rule(name: str, options: Mapping[str, Any] | None = None) -> Rule:
 
 
 def rule_names() -> list[str]:
-    """All rules there are, the built-in ones first."""
-    return [*RULES, *sorted(own_rules.installed().keys() - RULES.keys())]
+    """Names of all rules, the built-in ones first."""
+    return [*RULES, *sorted(plugins.installed().keys() - RULES.keys())]
 
 
 def rule_options(name: str) -> dict[str, str]:
-    """A rule's options and each one's kind, as in {"faulty": "int | None"}."""
+    """A rule's options and their types, as in {"faulty": "int | None"}."""
     return _look_up(name)[1]
 
 
 def _look_up(name: str) -> tuple[Callable[..., Any], dict[str, str]]:
-    point = own_rules.installed().get(name)
+    point = plugins.installed().get(name)
     if name in RULES:
         if point is not None:
             raise ConfigError(
-                f'{own_rules.package_of(point)} offers a rule "{name}", which is built in',
+                f'{plugins.package_of(point)} offers a rule "{name}", which is built in',
                 hint="give it another name in that package's entry points",
             )
         return RULES[name], options_of_class(RULES[name])
     if point is None:
         raise ConfigError(f'there is no rule "{name}"', hint=nearest(name, rule_names()))
-    function = own_rules.load(point)
+    function = plugins.load(point)
     return function, options_of_function(name, function)

@@ -1,12 +1,12 @@
-"""ASMR: drop the models that point away from all the others.
+"""ASMR: drops the models with the largest angles to the others.
 
     distance(k) = mean over l ≠ k of 1 − cos(θ_k, θ_l),   density(k) = 1 / distance(k)
     factor(k)   = density(k) / mean density
     sort the factors, cut at the largest gap, average the models above it
 
 From the authors of LIGHTYEAR: "Angular Support for Malfunctioning Client Resilience in Federated
-Learning".  Our own model takes part and may fall below the cut; then the mean is the others'.  If
-all factors are equal, as with a single peer, there is no gap and everybody stays.  The mean is
+Learning".  Our own model takes part and may fall below the cut; the mean is then that of others.
+If all factors are equal, as with a single peer, there is no gap and all are kept.  The mean is
 unweighted.
 """
 
@@ -17,22 +17,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightyear_node.learning.probe import Probe
-from lightyear_node.learning.rules.base import Averaging, Candidate, Judgement, Turn
-from lightyear_node.learning.rules.findings import Finding, sift, verdicts_of
-from lightyear_node.learning.rules.geometry import ROUNDING, Matrix, Vector, cosines, gram
-from lightyear_node.records import Reason
+from lightyear_node.learning.rules.base import Averaging, Candidate, Judgement, RoundContext
+from lightyear_node.learning.rules.pairwise import ROUNDING, Matrix, Vector, cosines, gram
+from lightyear_node.learning.rules.verdicts import PeerFinding, usable_peers, verdicts_of
+from lightyear_node.learning.validation import Validation
+from lightyear_node.types import Reason
 
 GAP_MIN = 1e-9
-"""Factors have a mean of 1; smaller gaps are rounding."""
+"""Factors have a mean of 1; smaller gaps are rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asmr(Averaging):
     def judge(
-        self, own: Candidate, peers: Sequence[Candidate], probe: Probe, turn: Turn
+        self,
+        own: Candidate,
+        peers: Sequence[Candidate],
+        validation: Validation,
+        context: RoundContext,
     ) -> Judgement:
-        usable, findings = sift(own, peers)
+        usable, findings = usable_peers(own, peers)
         if usable:
             factors = outlier_factors(cosines(gram([s.weights for s in (own, *usable)])))
             limit = cut(factors)
@@ -40,12 +44,12 @@ class Asmr(Averaging):
             for peer, factor in zip(usable, factors[1:], strict=True):
                 reason = Reason.OK if factor >= limit else Reason.OUTLIER
                 checks = {"outlier_factor": factor, "limit": limit}
-                findings[peer.peer] = Finding(reason, share, checks)
+                findings[peer.peer] = PeerFinding(reason, share, checks)
         return Judgement(verdicts_of(peers, findings))
 
 
 def outlier_factors(cosine: Matrix) -> Vector:
-    """(n,), low for what is far from all others; n ≥ 2."""
+    """(n,) from cosines (n, n), n ≥ 2: low for models far from all others."""
     sites = len(cosine)
     distance = 1 - cosine
     np.fill_diagonal(distance, 0.0)
@@ -54,7 +58,7 @@ def outlier_factors(cosine: Matrix) -> Vector:
 
 
 def cut(factors: Vector) -> float:
-    """The smallest factor above the largest gap; among equal gaps the lowest, which keeps more."""
+    """The smallest factor above the largest gap; of equal gaps the lowest, which keeps more."""
     ordered = np.sort(factors)
     gaps = np.diff(ordered)
     if gaps.max() <= GAP_MIN:

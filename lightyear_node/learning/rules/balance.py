@@ -1,11 +1,11 @@
-"""BALANCE: take what is near our own model, ever nearer as training goes on.
+"""BALANCE: merges the models near our own; the limit shrinks from round to round.
 
     S_i = { j : ‖θ_i − θ_j‖ ≤ γ exp(−κ t/T) ‖θ_i‖ }
     θ_i ← α θ_i + (1 − α) · (1/|S_i|) Σ_{j ∈ S_i} θ_j
 
-Fang et al., "Byzantine-Robust Decentralized Federated Learning", 2024.  t is counted from 0, T is
-how many rounds there will be; where nobody knows, the limit does not shrink.  An empty S_i leaves
-θ_i as it is: read as a sum over nothing, the formula would shrink the model to α θ_i.
+Fang et al., "Byzantine-Robust Decentralized Federated Learning", 2024.  t is counted from 0; T is
+the number of rounds: if it is unknown, the limit does not shrink.  An empty S_i leaves θ_i
+unchanged: with an empty sum, the formula would shrink the model to α θ_i.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightyear_node.errors import ConfigError
-from lightyear_node.learning.probe import Probe
-from lightyear_node.learning.rules.base import Averaging, Candidate, Judgement, Turn
-from lightyear_node.learning.rules.findings import Finding, sift, verdicts_of
-from lightyear_node.learning.rules.geometry import gram, norms
-from lightyear_node.records import Reason
+from lightyear_node.learning.rules.base import Averaging, Candidate, Judgement, RoundContext
+from lightyear_node.learning.rules.pairwise import gram, norms
+from lightyear_node.learning.rules.verdicts import PeerFinding, usable_peers, verdicts_of
+from lightyear_node.learning.validation import Validation
+from lightyear_node.types import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,14 @@ class Balance(Averaging):
             )
 
     def judge(
-        self, own: Candidate, peers: Sequence[Candidate], probe: Probe, turn: Turn
+        self,
+        own: Candidate,
+        peers: Sequence[Candidate],
+        validation: Validation,
+        context: RoundContext,
     ) -> Judgement:
-        usable, findings = sift(own, peers)
-        passed = turn.round / turn.rounds if turn.rounds else 0.0
+        usable, findings = usable_peers(own, peers)
+        passed = context.round / context.rounds if context.rounds else 0.0
         size = float(norms(gram([own.weights]))[0])
         limit = self.gamma * math.exp(-self.kappa * passed) * size
         distances = norms(gram([own.weights, *(p.weights for p in usable)], own.weights))[1:]
@@ -51,5 +55,5 @@ class Balance(Averaging):
         for peer, distance in zip(usable, distances, strict=True):
             checks = {"distance": float(distance), "limit": limit}
             near = distance <= limit
-            findings[peer.peer] = Finding(Reason.OK if near else Reason.TOO_FAR, share, checks)
+            findings[peer.peer] = PeerFinding(Reason.OK if near else Reason.TOO_FAR, share, checks)
         return Judgement(verdicts_of(peers, findings))

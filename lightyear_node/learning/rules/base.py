@@ -1,22 +1,22 @@
-"""What every aggregation rule is: own model and peers' models → a verdict per peer → a new model.
+"""The interface of aggregation rules: own and peers' models → a verdict per peer → a new model.
 
 Judging and merging are two steps, because the decision is made durable in between: `merge` needs
-nothing but the weights that the verdicts gave.  What a rule must remember from one round to the
-next (a reputation) it returns as plain values; they are journaled together with the decision.
+only the weights in the verdicts.  A rule returns its state for the next round (a reputation) as
+JSON values, which are journaled together with the decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lightyear_node.learning.probe import Probe
-from lightyear_node.learning.weights import SchemaMismatch, layout_of, let_go
-from lightyear_node.records import Digest, PeerName, Round, Verdict
+from lightyear_node.learning.validation import Validation
+from lightyear_node.learning.weights import SchemaMismatch, layout_of, release
+from lightyear_node.types import Digest, PeerName, Round, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Candidate:
     peer: PeerName
     weights: Mapping[str, Tensor]
     samples: int = 0
-    """Training samples behind it; 0 where unknown."""
+    """Number of training samples; 0 if unknown."""
     digest: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """An accepted model and its share in the mean, as its verdict has it."""
+class MergeShare:
+    """An accepted model and its share in the mean, from its verdict."""
 
     peer: PeerName
     weights: Mapping[str, Tensor]
@@ -40,18 +40,20 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Where a judge stands: which round, of how many, and from where it came."""
+class RoundContext:
+    """The round in which a rule judges."""
 
     round: Round
     rounds: int | None = None
-    """How many there will be; None where nobody knows."""
+    """Total number of rounds; None if unknown."""
     start: Mapping[str, Tensor] | None = None
     """Our model before this round's training."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the rule returned in the round before; empty at first."""
+    """The state that the rule returned in the round before; empty at first."""
     progress: Callable[[int, int], None] = lambda done, total: None
-    """For rules that take long: called with the number of peers judged, and of all."""
+    """Called with the number of peers judged and their total, by rules that take long."""
+    zero_at_start: Collection[str] = ()
+    """Tensors that are zero in the common start, and so have no scale at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +77,27 @@ class Rule(Protocol):
     def own_statistics(self) -> bool: ...
 
     def judge(
-        self, own: Candidate, peers: Sequence[Candidate], probe: Probe, turn: Turn
+        self,
+        own: Candidate,
+        peers: Sequence[Candidate],
+        validation: Validation,
+        context: RoundContext,
     ) -> Judgement: ...
 
     def merge(
-        self, own: Mapping[str, Tensor], shares: Sequence[Share], round: Round
+        self, own: Mapping[str, Tensor], shares: Sequence[MergeShare], round: Round
     ) -> Iterator[tuple[str, Tensor]]:
         """The new model, tensor by tensor in the order of a weights file."""
         ...
 
 
 class Averaging:
-    """What most rules share: the accepted models enter by their weights, training is plain.
+    """Base of most rules: accepted models enter the mean by their weights; training is plain.
 
-    `proximal_strength` pulls training towards the round's start (FedProx's μ).  A positive
-    `personal_strength` (Ditto's λ) gives the site a second, personal model, which is trained with
-    that pull towards the shared one, stays at home, and is the one that is evaluated and used.
-    With `own_statistics`, BatchNorm's are estimated anew on our own inputs after every merge.
+    `proximal_strength` is the strength of the proximal term in training (FedProx's μ).  A positive
+    `personal_strength` (Ditto's λ) gives the site a second, personal model, trained with such a
+    term towards the shared one.  It is not exchanged; it is the one that is evaluated and used.
+    With `own_statistics`, BatchNorm's are estimated from our own inputs after every merge.
     """
 
     __slots__ = ()
@@ -109,19 +115,19 @@ class Averaging:
         return False
 
     def merge(
-        self, own: Mapping[str, Tensor], shares: Sequence[Share], round: Round
+        self, own: Mapping[str, Tensor], shares: Sequence[MergeShare], round: Round
     ) -> Iterator[tuple[str, Tensor]]:
-        return mixed(own, shares)
+        return weighted_mean(own, shares)
 
 
-def shares_of(verdicts: Sequence[Verdict], peers: Sequence[Candidate]) -> list[Share]:
-    """The accepted ones among the peers that were judged."""
+def shares_of(verdicts: Sequence[Verdict], peers: Sequence[Candidate]) -> list[MergeShare]:
+    """The shares of the accepted peers."""
     weights = {peer.peer: peer.weights for peer in peers}
-    return [Share(v.peer, weights[v.peer], v.weight) for v in verdicts if v.accepted]
+    return [MergeShare(v.peer, weights[v.peer], v.weight) for v in verdicts if v.accepted]
 
 
 def fits(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    """Whether names, shapes and types are ours; for a weights file the header has settled it."""
+    """Whether names, shapes and types are ours; a weights file was checked by its header."""
     try:
         layout_of(own).check(theirs)
     except SchemaMismatch:
@@ -129,17 +135,18 @@ def fits(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
     return True
 
 
-def mixed(
+def weighted_mean(
     own: Mapping[str, Tensor],
-    shares: Sequence[Share],
+    shares: Sequence[MergeShare],
     *,
-    pull: float = 1.0,
-    stays: Callable[[str], bool] = lambda name: False,
+    step: float = 1.0,
+    unchanged: Callable[[str], bool] = lambda name: False,
 ) -> Iterator[tuple[str, Tensor]]:
-    """θ_i + pull · Σ_j w_j (θ_j − θ_i): the mean, our model having what the shares leave of it.
+    """θ_i + s · Σ_j w_j (θ_j − θ_i), s = `step`: a mean in which our weight is 1 − Σ_j w_j.
 
-    Peers are added in the order of their names, in single precision or better, so every order of
-    arrival gives the same bits.  With no shares, and for names that stay, θ_i comes back as it is.
+    Peers are added in the order of their names, in single precision or better, so that the result
+    does not depend on the order of arrival.  Without shares, and for names for which `unchanged` is
+    true, θ_i is returned unchanged.
     """
     total = sum(share.weight for share in shares)
     if total > 1 + 1e-9:
@@ -147,18 +154,18 @@ def mixed(
     ordered = sorted(shares, key=lambda share: share.peer)
     for name in layout_of(own).entries:
         mine = own[name]
-        if not ordered or stays(name):
+        if not ordered or unchanged(name):
             yield name, mine
         else:
-            yield name, _mixed_tensor(name, mine, ordered, pull)
-        let_go(own, name)
+            yield name, _mean_of_tensor(name, mine, ordered, step)
+        release(own, name)
 
 
-def _mixed_tensor(name: str, mine: Tensor, shares: Sequence[Share], pull: float) -> Tensor:
+def _mean_of_tensor(name: str, mine: Tensor, shares: Sequence[MergeShare], step: float) -> Tensor:
     wide = mine.to(torch.promote_types(mine.dtype, torch.float32))
     merged = wide.clone()
     for share in shares:
         theirs = share.weights[name].to(wide.device, wide.dtype)
-        merged += (pull * share.weight) * (theirs - wide)
-        let_go(share.weights, name)
+        merged += (step * share.weight) * (theirs - wide)
+        release(share.weights, name)
     return merged.to(mine.dtype)

@@ -1,9 +1,9 @@
-"""Ditto: the shared model goes on as in FedAvg, and beside it each site trains one of its own.
+"""Ditto: FedAvg for the shared model, and a personal model trained at each site.
 
     personal model v:  v ← v − η (∇F_i(v) + λ (v − w)),   w the shared model
 
-Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", 2021.  v stays at
-home, and is the one that is evaluated and used.  λ = 0 is FedAvg with no personal model.
+Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", 2021.  v is not
+exchanged; it is the one that is evaluated and used.  λ = 0 is FedAvg with no personal model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedProx: local training is held near the round's start; then FedAvg.
+"""FedProx: FedAvg with a proximal term in local training.
 
     local loss:  F_i(w) + (μ/2) ‖w − w_start‖²
 

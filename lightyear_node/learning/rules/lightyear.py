@@ -1,18 +1,22 @@
-"""LIGHTYEAR: take what agrees with the own model on the own validation set.
+"""LIGHTYEAR: merges the models that agree with ours on our own validation set.
 
     S_i = { θ_j ∈ N(i) | A(θ_i, θ_j; V_i) ≥ τ }
     θ_i ← θ_i + γ^t · (1/|S_i|) Σ_{j ∈ S_i} (θ_j − θ_i),   t = 0, 1, 2, …
 
-The own model belongs to the mean (A(θ_i, θ_i) = 1 ≥ τ, and the paper's problem statement has it);
-`include_self=False` is the sum over the neighbours alone.  An empty S_i leaves θ_i as it is.
+The own model is part of the mean (A(θ_i, θ_i) = 1 ≥ τ, as in the paper's problem statement);
+`include_self=False` is the sum over the neighbours alone.  An empty S_i leaves θ_i unchanged.
 
-`guard=True` adds the checks of `guard`, and leaves peers' BatchNorm statistics out of everything.
-`guard=False` is the paper's method exactly, save that weights that are not numbers are named so.
+`guard=True` adds the checks of `guard` and ignores peers' BatchNorm statistics.  `guard=False` is
+exactly the paper's method, except that models with non-finite weights get that as their reason.
 
-A site that joins late, or begins again without its memory, is far from all others and they from it;
-γ^t has become small, and so merging would never bring it back.  With the guard, a site for which
-everybody was too far for two rounds in a row takes over, as it is, the peers' model that does best
-on its own validation set, if that does better there than its own.
+A site that joins late, or restarts without its state, is far from all others, and γ^t has become
+too small for merging to close the distance.  With the guard, a site for which every peer was too
+far in two rounds in a row adopts the peer's model with the lowest loss on its own validation set,
+if that is lower than its own by a wide margin, or at all and the model has clearly learned and most
+peers are near it, as the sites of a working federation are near each other.  Any margin alone would
+not do: where all peers are faulty and the validation set is small, one of their models has a
+slightly lower loss by accident; but noisy models are far from each other, and flipped ones, which
+are not, have learned nothing.
 """
 
 from __future__ import annotations
@@ -23,32 +27,38 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lightyear_node.errors import ConfigError
+from lightyear_node.errors import ConfigError, InvalidTask
+from lightyear_node.learning.batchnorm import is_statistic
 from lightyear_node.learning.guard import (
-    Ruler,
+    DistanceLimits,
+    Farthest,
     decide,
-    first_tau,
     recordable,
     regret_max,
     soundness,
+    tau_in_round,
 )
-from lightyear_node.learning.probe import Probe
 from lightyear_node.learning.rules.base import (
     Averaging,
     Candidate,
     Judgement,
-    Share,
-    Turn,
+    MergeShare,
+    RoundContext,
     fits,
-    mixed,
+    weighted_mean,
 )
-from lightyear_node.learning.statistics import is_statistic
-from lightyear_node.records import PeerName, Reason, Round, Verdict
+from lightyear_node.learning.validation import Validation
+from lightyear_node.types import PeerName, Reason, Round, Verdict
 
 ROUNDS_ALONE = "rounds_alone"
 ROUNDS_BEHIND = 1
-"""Rounds before this one that must have passed alone: one may be an accident."""
+"""Earlier rounds without a merge before a peer's model is adopted: one may be an accident."""
+CATCH_UP_MARGIN = 0.3
+"""In units of ln C, or as measured: how much lower than guessing the loss of an adopted model must
+be if other peers support it, and how much lower than ours without their support."""
 WHOLE = 1.0
+TENSOR_NAME_MAX = 120
+"""Characters of a tensor's name in a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +68,9 @@ class Lightyear(Averaging):
     guard: bool = True
     include_self: bool = True
     weights: str = "uniform"
-    """`uniform` as in the paper, or `samples`: by the training samples that sites say they have."""
+    """`uniform` as in the paper, or `samples`: by the training samples that sites claim."""
     weight_max: float = 0.5
-    """No peer gets more of the mean, however many samples it claims; the rest is ours."""
+    """Largest share of one peer, however many samples it claims; the rest is ours."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:
@@ -75,22 +85,34 @@ class Lightyear(Averaging):
             raise ConfigError(f"rule lightyear: weight_max is {self.weight_max}, not in (0, 1]")
 
     def judge(
-        self, own: Candidate, peers: Sequence[Candidate], probe: Probe, turn: Turn
+        self,
+        own: Candidate,
+        peers: Sequence[Candidate],
+        validation: Validation,
+        context: RoundContext,
     ) -> Judgement:
-        probe.anchor(own.weights, own_statistics=self.guard)
-        if self.guard and probe.own_loss is None:
-            raise ValueError("the guard needs labels in the validation set; or set guard: false")
-        rounds_alone = turn.state.get(ROUNDS_ALONE, 0)
-        ruler = Ruler.of(own.weights, turn.start, rounds_alone) if self.guard else None
-        tau = first_tau(turn.round, self.tau) if self.guard else self.tau
+        validation.set_reference(own.weights, own_statistics=self.guard)
+        if self.guard and validation.own_loss is None:
+            raise InvalidTask("the guard needs labels in the validation set; or set guard: false")
+        rounds_alone = context.state.get(ROUNDS_ALONE, 0)
+        limits = None
+        if self.guard:
+            limits = DistanceLimits.of(
+                own.weights, context.start, rounds_alone, context.zero_at_start
+            )
+        tau = self._tau(validation, context.round)
         verdicts = []
         for peer in peers:
-            verdicts.append(self._judge_one(own, peer, probe, ruler, tau))
-            turn.progress(len(verdicts), len(peers))
-        ahead = _far_ahead(verdicts) if self.guard and self.include_self else None
-        if ahead is not None and rounds_alone >= ROUNDS_BEHIND:
-            taken = replace(ahead, accepted=True, reason=Reason.CAUGHT_UP, weight=WHOLE)
-            others = (taken if verdict is ahead else verdict for verdict in verdicts)
+            verdicts.append(self._judge_one(own, peer, validation, limits, tau))
+            context.progress(len(verdicts), len(peers))
+        adopted = None
+        if self.guard and self.include_self and rounds_alone >= ROUNDS_BEHIND:
+            adopted = _model_to_adopt(verdicts, peers, validation)
+        if adopted is not None:
+            taken = replace(
+                adopted, accepted=True, reason=Reason.CAUGHT_UP, weight=WHOLE, details={}
+            )
+            others = (taken if verdict is adopted else verdict for verdict in verdicts)
             return Judgement(tuple(others), {ROUNDS_ALONE: 0})
         accepted = [peer for peer, v in zip(peers, verdicts, strict=True) if v.accepted]
         shares = self._shares(own, accepted)
@@ -98,6 +120,12 @@ class Lightyear(Averaging):
             tuple(replace(v, weight=shares.get(v.peer, 0.0)) for v in verdicts),
             {ROUNDS_ALONE: 0 if accepted else rounds_alone + 1},
         )
+
+    def _tau(self, validation: Validation, round: Round) -> float:
+        if not self.guard or validation.own_loss is None:
+            return self.tau
+        worse = validation.chance.shortfall(validation.own_loss) > 0
+        return tau_in_round(round, self.tau, worse_than_guessing=worse)
 
     @property
     def own_statistics(self) -> bool:
@@ -111,7 +139,12 @@ class Lightyear(Averaging):
         return {peer.peer: min(peer.samples / total, self.weight_max) for peer in accepted}
 
     def _judge_one(
-        self, own: Candidate, peer: Candidate, probe: Probe, ruler: Ruler | None, tau: float
+        self,
+        own: Candidate,
+        peer: Candidate,
+        validation: Validation,
+        limits: DistanceLimits | None,
+        tau: float,
     ) -> Verdict:
         def verdict(
             reason: Reason, score: float | None = None, checks: Mapping[str, float] | None = None
@@ -125,35 +158,64 @@ class Lightyear(Averaging):
         if sound is not Reason.OK:
             return verdict(sound)
         checks: dict[str, float] = {}
-        if ruler is not None:
-            distance, limit = ruler.farthest(own.weights, peer.weights)
-            checks["distance"], checks["distance_max"] = recordable(distance), limit
-        measured = probe.measure(peer.weights)
+        farthest = limits.farthest(own.weights, peer.weights) if limits is not None else None
+        if farthest is not None:
+            checks["distance"] = recordable(farthest.distance)
+            checks["distance_max"] = farthest.limit
+        measured = validation.measure(peer.weights)
         if math.isnan(measured.agreement):  # finite weights, but their features overflow
             return verdict(Reason.NONFINITE, checks=checks)
         checks["agreement"] = measured.agreement
         checks["tau"] = tau
-        if ruler is not None and measured.loss is not None and probe.own_loss is not None:
-            checks["regret"] = recordable(measured.loss - probe.own_loss)
-            checks["regret_max"] = regret_max(probe.own_loss, probe.chance_loss)
-        return verdict(decide(checks), measured.agreement, checks)
+        own_loss = validation.own_loss
+        if farthest is not None and measured.loss is not None and own_loss is not None:
+            checks["regret"] = recordable(measured.loss - own_loss)
+            checks["regret_max"] = regret_max(own_loss, validation.chance, beyond=farthest.beyond)
+        found = verdict(decide(checks), measured.agreement, checks)
+        return replace(found, details=_details(found.reason, farthest, validation))
 
     def merge(
-        self, own: Mapping[str, Tensor], shares: Sequence[Share], round: Round
+        self, own: Mapping[str, Tensor], shares: Sequence[MergeShare], round: Round
     ) -> Iterator[tuple[str, Tensor]]:
         if self.guard:
-            # Whoever has the whole, though we count too, is not merged with ours but replaces it.
+            # A share of 1, although our model counts too, means that the peer's replaces ours.
             replaced = self.include_self and any(share.weight == WHOLE for share in shares)
-            pull = 1.0 if replaced else self.gamma**round
-            return mixed(own, shares, pull=pull, stays=is_statistic)
-        return mixed(own, shares, pull=self.gamma**round)
+            step = 1.0 if replaced else self.gamma**round
+            return weighted_mean(own, shares, step=step, unchanged=is_statistic)
+        return weighted_mean(own, shares, step=self.gamma**round)
 
 
-def _far_ahead(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """If every sound model is too far from ours: the best of those that do better than ours."""
+def _details(reason: Reason, farthest: Farthest | None, validation: Validation) -> dict[str, str]:
+    """Words that explain a rejection; the name of the tensor is from our own layout."""
+    if reason is Reason.OK:
+        return {}
+    details = {"loss": "measured"} if validation.chance.measured else {}
+    if reason is Reason.TOO_FAR and farthest is not None:
+        details["tensor"] = farthest.name[:TENSOR_NAME_MAX]
+    return details
+
+
+def _model_to_adopt(
+    verdicts: Sequence[Verdict], peers: Sequence[Candidate], validation: Validation
+) -> Verdict | None:
+    """If every valid model is too far from ours: the best, if it is much better or supported."""
     far = [verdict for verdict in verdicts if verdict.reason is Reason.TOO_FAR]
     sound = [verdict for verdict in verdicts if "distance" in verdict.checks]
     better = [verdict for verdict in far if verdict.checks.get("regret", 0.0) < 0]
     if len(far) < len(sound) or not better:
         return None
-    return min(better, key=lambda verdict: (verdict.checks["regret"], verdict.peer))
+    best = min(better, key=lambda verdict: (verdict.checks["regret"], verdict.peer))
+    weights = {peer.peer: peer.weights for peer in peers}
+    others = [weights[verdict.peer] for verdict in sound if verdict is not best]
+    chance, own_loss = validation.chance, validation.own_loss
+    margin, regret = CATCH_UP_MARGIN * chance.unit, best.checks["regret"]
+    learned = own_loss is not None and own_loss + regret <= chance.level - margin
+    supported = learned and _is_supported(weights[best.peer], others)
+    return best if supported or regret <= -margin else None
+
+
+def _is_supported(model: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether this model and those near it are at least two, and more than half of all."""
+    limits = DistanceLimits.of(model)
+    near = [other for other in others if limits.farthest(model, other).share <= 1]
+    return bool(near) and 2 * (1 + len(near)) > 1 + len(others)

@@ -1,8 +1,8 @@
-"""Local: nobody's model is taken, each site trains alone.
+"""Local: no peer's model is merged; each site trains alone.
 
     θ_i ← θ_i
 
-What any federation has to be better than.  The peers' models are not even read.
+The baseline that a federation must improve on.  Peers' models are not read.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightyear_node.learning.probe import Probe
-from lightyear_node.learning.rules.base import Averaging, Candidate, Judgement, Turn
-from lightyear_node.learning.rules.findings import Finding, verdicts_of
-from lightyear_node.records import Reason
+from lightyear_node.learning.rules.base import Averaging, Candidate, Judgement, RoundContext
+from lightyear_node.learning.rules.verdicts import PeerFinding, verdicts_of
+from lightyear_node.learning.validation import Validation
+from lightyear_node.types import Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Local(Averaging):
     def judge(
-        self, own: Candidate, peers: Sequence[Candidate], probe: Probe, turn: Turn
+        self,
+        own: Candidate,
+        peers: Sequence[Candidate],
+        validation: Validation,
+        context: RoundContext,
     ) -> Judgement:
-        refused = Finding(Reason.REFUSED_BY_RULE)
+        refused = PeerFinding(Reason.REFUSED_BY_RULE)
         return Judgement(verdicts_of(peers, {peer.peer: refused for peer in peers}))

@@ -1,7 +1,7 @@
-"""Options of rules: which there are, of which kinds, and whether given values are such.
+"""Options of rules: their names and types, and the check of given values.
 
-An option is a field of a rule's class, or a keyword parameter of a user's function.  Its kind is
-its annotation, or, where a function has none, that of its default.
+An option is a field of a rule's class, or a keyword parameter of a user's function.  Its type is
+its annotation or, if a function has none, the type of its default.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ KINDS: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
     "None": (type(None),),
 }
-ARGUMENTS = ("own", "peers", "probe", "turn")
-"""What a user's function is given, in this order, before its options."""
+ARGUMENTS = ("own", "peers", "validation", "context")
+"""Positional arguments of a user's function, before its options."""
 
 
 def options_of_class(kind: Any) -> dict[str, str]:
-    """The names of the options, and each one's kind in words: `float`, `int | None`."""
-    return {field.name: _in_words(field.type) for field in fields(kind)}
+    """Names of the options and their types as text: `float`, `int | None`."""
+    return {field.name: _type_text(field.type) for field in fields(kind)}
 
 
 def options_of_function(name: str, function: Callable[..., Any]) -> dict[str, str]:
-    """The same for a user's function; raises `ConfigError` if it is not made as a rule is."""
+    """The same for a user's function; raises `ConfigError` if its signature is not a rule's."""
     parameters = list(inspect.signature(function).parameters.values())
     given, rest = parameters[: len(ARGUMENTS)], parameters[len(ARGUMENTS) :]
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if len(given) < len(ARGUMENTS) or any(parameter.kind not in by_place for parameter in given):
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if len(given) < len(ARGUMENTS) or any(parameter.kind not in positional for parameter in given):
         raise ConfigError(
             f"rule {name}: its function does not take ({', '.join(ARGUMENTS)})",
             hint="see docs/own-rule.md for what a rule looks like",
@@ -53,7 +53,7 @@ def options_of_function(name: str, function: Callable[..., Any]) -> dict[str, st
 
 
 def check_options(name: str, known: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an option that does not exist, or a value of another kind."""
+    """Raise `ConfigError` for an unknown option or a value of another type."""
     for option, value in given.items():
         if option not in known:
             message = f'rule {name} has no option "{option}"'
@@ -65,7 +65,7 @@ def check_options(name: str, known: Mapping[str, str], given: Mapping[str, Any])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a word that is not among the known ones."""
+    """Hint for an unknown word: the nearest known one, or all."""
     words = list(known)
     near = difflib.get_close_matches(word, words, n=1)
     if near:
@@ -75,14 +75,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def _is_a(value: Any, kind: str) -> bool:
     kinds = kind.split(" | ")
-    if isinstance(value, bool):  # which Python counts among the integers
+    if isinstance(value, bool):  # a subclass of int
         return "bool" in kinds
     return any(isinstance(value, KINDS[each]) for each in kinds)
 
 
 def _kind_of_parameter(name: str, parameter: inspect.Parameter) -> str:
     if parameter.annotation is not parameter.empty:
-        kind = _in_words(parameter.annotation)
+        kind = _type_text(parameter.annotation)
     elif parameter.default is None:
         kind = " | ".join(KINDS)
     else:
@@ -95,5 +95,5 @@ def _kind_of_parameter(name: str, parameter: inspect.Parameter) -> str:
     return kind
 
 
-def _in_words(annotation: Any) -> str:
+def _type_text(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)

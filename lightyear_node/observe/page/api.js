@@ -1,25 +1,25 @@
-// Asking the node.  Every answer is JSON; a refusal carries words of its own.
+// Requests to the node.  Every response is JSON; an error has a text and perhaps a hint.
 
-const PATIENCE_MS = 6000;
+const TIMEOUT_MS = 6000;
 
-export class Refused extends Error {
-  constructor(status, said) {
-    super(said.error ?? `the node answered ${status}`);
+export class ApiError extends Error {
+  constructor(status, body) {
+    super(body.error ?? `the node answered ${status}`);
     this.status = status;
-    this.hint = said.hint;
+    this.hint = body.hint;
   }
 }
 
-// 502 to 504 are said by whatever stands in front of a node that is not there.
-export function isGone(problem) {
-  return !(problem instanceof Refused) || problem.status >= 502;
+// A proxy in front of a stopped node answers with 502 to 504.
+export function isOffline(problem) {
+  return !(problem instanceof ApiError) || problem.status >= 502;
 }
 
-export async function ask(prefix, question) {
-  const answer = await fetch(`${prefix}/${question}`, {
+export async function get(prefix, path) {
+  const response = await fetch(`${prefix}/${path}`, {
     cache: "no-store",
-    signal: AbortSignal.timeout(PATIENCE_MS),
+    signal: AbortSignal.timeout(TIMEOUT_MS),
   });
-  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => ({})));
-  return answer.json();
+  if (!response.ok) throw new ApiError(response.status, await response.json().catch(() => ({})));
+  return response.json();
 }

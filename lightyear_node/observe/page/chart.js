@@ -1,4 +1,4 @@
-// One chart with lines over rounds: labels at the lines' ends, a dashed limit, shapes for verdicts.
+// A chart of lines over rounds: labels at the line ends, a dashed limit, marks for verdicts.
 
 import { svg } from "./dom.js";
 
@@ -11,7 +11,7 @@ const LABEL_GAP = 14;
 const DOTS_MAX = 40;
 
 // series: {name, tone, label, points: [{x, y, cross, title}]}; limit: [{x, y}];
-// lane: {name, points: [{x, cross, title}]} for what has no number.
+// lane: {name, points: [{x, cross, title}]} for verdicts without a number.
 export function chart({ width, label, series, range, format, limit = [], limitName, lane }) {
   const rounds = series
     .flatMap((one) => one.points.map((point) => point.x))
@@ -44,7 +44,7 @@ export function chart({ width, label, series, range, format, limit = [], limitNa
   );
 }
 
-// A round step, so that four to seven lines with short numbers result.
+// A round number as step, for four to seven grid lines.
 export function stepOf(span) {
   const rough = span / 5;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -77,7 +77,7 @@ function roundTicks(first, last, x, end) {
   return [svg("text", { x: end + 13, y: HEIGHT - 6 }, "round"), texts];
 }
 
-// The limit may have been changed between rounds.
+// The limit may change between rounds.
 function steps(limit, name, x, y) {
   if (limit.length === 0) return null;
   const path = limit.map((point, at) =>
@@ -139,7 +139,7 @@ function laneMarks({ name, points }, x, y) {
   );
 }
 
-// At the height of the last point, pushed apart where they would overlap.
+// At the height of the last point, moved apart if they would overlap.
 function endLabels(series, y, end, floor) {
   const labels = series
     .filter((one) => one.label)

@@ -1,5 +1,5 @@
-// Making and updating the page's elements.  Text only ever becomes text: nothing here, or anywhere
-// else on the page, reads markup from a string.
+// Creates and updates DOM elements.  Strings are only ever inserted as text: nothing on this page
+// parses HTML from a string.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -24,17 +24,17 @@ function filled(element, attributes, children) {
   return element;
 }
 
-// Makes `place` contain `children`, changing only what differs: focus, scrolling and a reader's
-// place stay where they are.  Elements with a `data-key` are found again wherever they move.
+// Makes `place` contain `children` and changes only what differs, so that focus and scroll positions
+// are kept.  Elements with a `data-key` are reused wherever they move.
 export function show(place, ...children) {
   const focused = document.activeElement;
   const fresh = filled(document.createElement("div"), {}, children);
-  follow(place, fresh);
+  patchChildren(place, fresh);
   if (focused !== document.activeElement && focused.isConnected)
     focused.focus({ preventScroll: true });
 }
 
-function follow(old, fresh) {
+function patchChildren(old, fresh) {
   const keyed = new Map();
   for (const child of old.children) if (child.dataset.key) keyed.set(child.dataset.key, child);
   let place = old.firstChild;
@@ -47,7 +47,7 @@ function follow(old, fresh) {
     }
     if (same === place) place = place.nextSibling;
     else old.insertBefore(same, place);
-    update(same, child);
+    patch(same, child);
   }
   while (place) {
     const next = place.nextSibling;
@@ -56,7 +56,7 @@ function follow(old, fresh) {
   }
 }
 
-function update(old, fresh) {
+function patch(old, fresh) {
   if (old.nodeType === Node.TEXT_NODE) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return;
@@ -65,5 +65,5 @@ function update(old, fresh) {
     if (!fresh.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes)
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  follow(old, fresh);
+  patchChildren(old, fresh);
 }

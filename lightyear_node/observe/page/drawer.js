@@ -1,9 +1,9 @@
-// The drawer at the side: why a site was rejected, and a round's verdicts.
+// The side drawer: the explanation of a verdict, or all verdicts of a round.
 
-import { ask } from "./api.js";
+import { get } from "./api.js";
 import { h, show, svg } from "./dom.js";
 import { change } from "./rounds.js";
-import { FATES, capitalised, moment, number } from "./words.js";
+import { FATES, capitalised, moment, number } from "./format.js";
 
 const NAMES = {
   distance: "Distance of its weights from ours",
@@ -13,7 +13,7 @@ const NAMES = {
 const drawer = document.getElementById("drawer");
 const title = document.getElementById("drawer-title");
 const body = document.getElementById("drawer-body");
-let asked = 0;
+let requests = 0;
 
 document.getElementById("close").addEventListener("click", () => drawer.close());
 drawer.addEventListener("click", (event) => {
@@ -21,8 +21,8 @@ drawer.addEventListener("click", (event) => {
 });
 
 export function openExplanation(api, round, peer) {
-  const question = `rounds/${round}/peers/${encodeURIComponent(peer)}`;
-  open(`${peer} in round ${round}`, api, question, (found) => {
+  const path = `rounds/${round}/peers/${encodeURIComponent(peer)}`;
+  open(`${peer} in round ${round}`, api, path, (found) => {
     title.textContent = heading(found);
     return explanation(found);
   });
@@ -32,16 +32,16 @@ export function openRound(api, round) {
   open(`Round ${round}`, api, `rounds/${round}`, verdicts);
 }
 
-async function open(words, api, question, draw) {
-  const ours = ++asked;
-  title.textContent = words;
-  show(body, h("p", { class: "empty" }, "Asking the node …"));
+async function open(heading, api, path, draw) {
+  const ours = ++requests;
+  title.textContent = heading;
+  show(body, h("p", { class: "empty" }, "Loading …"));
   if (!drawer.open) drawer.showModal();
   title.focus();
   drawer.scrollTop = 0;
   let drawn;
   try {
-    drawn = draw(await ask(api, question));
+    drawn = draw(await get(api, path));
   } catch (problem) {
     drawn = h(
       "p",
@@ -50,7 +50,7 @@ async function open(words, api, question, draw) {
       problem.hint ? ` (${problem.hint})` : "",
     );
   }
-  if (ours === asked) body.replaceChildren(...[drawn].flat());
+  if (ours === requests) body.replaceChildren(...[drawn].flat());
 }
 
 function heading({ peer, fate, round }) {
@@ -73,22 +73,22 @@ function explanation(found) {
     ),
     h("p", { class: "sentence" }, capitalised(found.about), "."),
     found.advice !== "nothing" && h("p", {}, h("b", {}, "What to do: "), found.advice, "."),
-    h("h3", {}, "What was measured"),
+    h("h3", {}, "Measurements"),
     found.guard.length
       ? h("ul", { class: "plain" }, found.guard.map(measured))
-      : h("p", { class: "about" }, "Nothing: there was no update of it to look at."),
-    h("h3", {}, "What became of it"),
+      : h("p", { class: "about" }, "None: there was no update to judge."),
+    h("h3", {}, "Result"),
     facts([
-      ["Its share of our new model", `${(100 * found.weight).toFixed(1)} %`],
+      ["Its weight in our new model", `${(100 * found.weight).toFixed(1)} %`],
       ["The round was closed", `${found.why}: ${found.cause_about}`],
       ["The merge", found.merge.join("; ")],
       ["Our model, before → after", change(found.before, found.after)],
     ]),
-    h("h3", {}, "In the record"),
+    h("h3", {}, "In the journal"),
     facts([
-      ["Its update", code(found.digest ?? "none was here")],
-      found.update_round !== null && ["Made in its round", found.update_round],
-      ["Our model afterwards", code(found.model ?? "not merged yet")],
+      ["Its update", code(found.digest ?? "none")],
+      found.update_round !== null && ["From its round", found.update_round],
+      ["Our model after the merge", code(found.model ?? "not merged yet")],
       [
         "Records",
         Object.entries(found.records)
@@ -113,13 +113,13 @@ function explanation(found) {
 }
 
 function measured(line) {
-  const beyond = `✗ ${line.at_most ? "above" : "below"} the limit`;
+  const outside = `✗ ${line.at_most ? "above" : "below"} the limit`;
   const verdict =
     line.holds === null
       ? ["none", ""]
       : line.holds
         ? ["ok", "✓ within the limit"]
-        : ["bad", beyond];
+        : ["bad", outside];
   return h(
     "li",
     { class: `measured ${verdict[0]}` },
@@ -164,7 +164,7 @@ function verdicts(found) {
       ["The merge", found.merge.join("; ")],
       ["Our model, before → after", change(found.before, found.after)],
       ["Our update", code(found.update?.digest ?? "not sealed yet")],
-      ["Our model afterwards", code(found.model ?? "not merged yet")],
+      ["Our model after the merge", code(found.model ?? "not merged yet")],
     ]),
     h("h3", {}, "Verdicts"),
     found.verdicts.length === 0
@@ -192,9 +192,9 @@ function verdictItem(round, verdict) {
     h(
       "p",
       { class: "about" },
-      `agreement ${number(verdict.score, 3)}, share ${(100 * verdict.weight).toFixed(1)} %`,
+      `agreement ${number(verdict.score, 3)}, weight ${(100 * verdict.weight).toFixed(1)} %`,
     ),
-    h("p", {}, code(verdict.digest ?? "no update was here")),
+    h("p", {}, code(verdict.digest ?? "no update")),
     h(
       "button",
       {

@@ -1,27 +1,27 @@
-// Both charts: the others' agreement with us, and our own model before and after merging.
+// Both charts: the agreement of the other sites, and our own model before and after the merge.
 
 import { chart, rounded } from "./chart.js";
 import { h, show } from "./dom.js";
-import { counted, number } from "./words.js";
+import { counted, number } from "./format.js";
 
-const WINDOW = 200; // the newest rounds; older ones are in the list
+const WINDOW = 200; // newest rounds; the list has older ones
 const TONES = 7;
 const LABELLED = 8;
 const NARROW = 420;
-const EVERYBODY = "";
+const ALL_SITES = "";
 
 export function showAgreement(place, select, status, rounds) {
   const names = status.peers.map((peer) => peer.name);
   show(
     select,
-    [EVERYBODY, ...names].map((name) => h("option", { value: name }, name || "nobody")),
+    [ALL_SITES, ...names].map((name) => h("option", { value: name }, name || "none")),
   );
   const shown = rounds.slice(-WINDOW);
   if (shown.length === 0 || names.length === 0) return empty(place);
   const rejected = new Set(
     status.peers.filter((peer) => peer.verdict === "rejected").map((peer) => peer.name),
   );
-  const chosen = names.includes(select.value) ? select.value : EVERYBODY;
+  const chosen = names.includes(select.value) ? select.value : ALL_SITES;
   const few = names.length <= LABELLED;
   const lane = { name: "none", points: [] };
   const series = names.map((name, index) => {
@@ -35,7 +35,7 @@ export function showAgreement(place, select, status, rounds) {
   const scores = series
     .flatMap((one) => one.points.map((point) => point.y))
     .filter((y) => typeof y === "number");
-  // In the very first round none is asked for.
+  // The first round has no threshold.
   const limit = shown
     .filter((round) => round.threshold > 0)
     .map((round) => ({ x: round.round, y: round.threshold }));
@@ -48,7 +48,7 @@ export function showAgreement(place, select, status, rounds) {
       series: series.sort((a, b) => a.loud - b.loud),
       limit,
       lane,
-      limitName: limitName + (width > NARROW ? ", the least that is accepted" : ""),
+      limitName: limitName + (width > NARROW ? ", the minimum" : ""),
       range: rounded([Math.min(0, ...scores), Math.max(1, ...scores)]),
       format: (value) => number(value),
       label: summary(series, shown),
@@ -95,17 +95,19 @@ export function showMetric(place, select, rounds) {
   );
   if (names.length === 0) return empty(place);
   const name = names.includes(select.value) ? select.value : names[0];
-  const line = (stage, words, tone) => ({
+  const line = (stage, label, tone) => ({
     name: stage,
     tone,
-    label: words,
+    label,
     points: shown.map((round) => ({
       x: round.round,
-      y: round[stage][name] ?? null,
-      title: `round ${round.round}, ${words}: ${name} ${number(round[stage][name], 3)}`,
+      y: round[stage]?.[name] ?? null,
+      title: `round ${round.round}, ${label}: ${name} ${number(round[stage]?.[name], 3)}`,
     })),
   });
-  const series = [line("before", "alone", "alone"), line("after", "federated", "federated")];
+  const series = [line("before", "trained", "trained"), line("after", "federated", "federated")];
+  const compared = shown.some((round) => round.served);
+  if (compared) series.push(line("alone", "alone", "alone"));
   const values = series
     .flatMap((one) => one.points.map((point) => point.y))
     .filter((y) => typeof y === "number" && y !== Number.MAX_VALUE);
@@ -120,7 +122,8 @@ export function showMetric(place, select, rounds) {
       format: (value) => number(value),
       label:
         `${name} over ${counted(shown.length, "round", "rounds")}; in the last one ` +
-        `${number(last.before[name], 3)} alone and ${number(last.after[name], 3)} federated.`,
+        `${number(last.before[name], 3)} trained and ${number(last.after[name], 3)} federated` +
+        (compared ? `, ${number(last.alone[name], 3)} alone.` : "."),
     }),
   );
 }
@@ -133,13 +136,14 @@ function rangeOf(values) {
 }
 
 function empty(place) {
-  show(place, h("p", { class: "empty" }, "Nothing to draw before the first round is completed."));
+  show(place, h("p", { class: "empty" }, "No data before the first round is complete."));
 }
 
 function widthOf(place) {
   return Math.max(240, Math.floor(place.clientWidth));
 }
 
+// Cuts the middle: names of sites often have a common prefix.
 function cut(name) {
-  return name.length > 16 ? `${name.slice(0, 15)}…` : name;
+  return name.length > 16 ? `${name.slice(0, 6)}…${name.slice(-9)}` : name;
 }

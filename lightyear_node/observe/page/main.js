@@ -1,19 +1,18 @@
-// Asks the node again and again and shows what it says.  Each panel is drawn from this one state;
-// nothing is kept in the elements themselves.
+// Polls the node and draws all panels from one state; the elements themselves hold no state.
 
-import { ask, isGone } from "./api.js";
+import { get, isOffline } from "./api.js";
 import { h, show } from "./dom.js";
 import { openExplanation, openRound } from "./drawer.js";
 import { showAgreement, showMetric } from "./history.js";
 import { showMatrix, showSwitch } from "./matrix.js";
-import { showFoot, showNow, showWho } from "./now.js";
+import { showFoot, showNow, showSite } from "./now.js";
 import { showPeers } from "./peers.js";
-import { newsOf, showEvents, showRounds } from "./rounds.js";
-import { ago, clock } from "./words.js";
+import { announcement, showEvents, showRounds } from "./rounds.js";
+import { ago, clock } from "./format.js";
 
 const PAUSE_MS = 2000;
 const HIDDEN_PAUSE_MS = 15000;
-const AT_ONCE = 200; // as many rounds as one answer may have
+const PAGE_SIZE = 200; // most rounds in one response
 const KEPT_MAX = 2000;
 const LISTED = 12;
 
@@ -21,10 +20,10 @@ const $ = (id) => document.getElementById(id);
 let sites = [];
 let site = null;
 let statuses = new Map();
-let state = nothingYet();
+let state = emptyState();
 let timer = 0;
 
-function nothingYet() {
+function emptyState() {
   return {
     run: null,
     status: null,
@@ -33,73 +32,73 @@ function nothingYet() {
     events: [],
     listed: LISTED,
     answeredAt: null,
-    gone: null,
+    offline: null,
     busy: false,
   };
 }
 
 async function refresh() {
   clearTimeout(timer);
-  const asked = state;
-  if (asked.busy) return; // whoever asks already will go on
-  asked.busy = true;
+  const current = state;
+  if (current.busy) return; // a poll is running
+  current.busy = true;
   try {
-    if (site === null) await meet();
-    await follow(asked);
-    asked.answeredAt = Date.now();
-    asked.gone = null;
+    if (site === null) await findSites();
+    await poll(current);
+    current.answeredAt = Date.now();
+    current.offline = null;
   } catch (problem) {
-    asked.gone = { problem, since: asked.answeredAt ?? asked.gone?.since ?? Date.now() };
+    current.offline = { problem, since: current.answeredAt ?? current.offline?.since ?? Date.now() };
   }
-  asked.busy = false;
-  if (asked === state) {
+  current.busy = false;
+  if (current === state) {
     draw();
     clearTimeout(timer);
     timer = setTimeout(refresh, document.hidden ? HIDDEN_PAUSE_MS : PAUSE_MS);
   }
 }
 
-async function meet() {
-  ({ sites } = await ask("api/v1", "sites"));
-  const wanted = new URLSearchParams(location.search).get("site");
-  site = sites.find((one) => one.name === wanted) ?? sites[0];
+async function findSites() {
+  ({ sites } = await get("api/v1", "sites"));
+  const selected = new URLSearchParams(location.search).get("site");
+  site = sites.find((one) => one.name === selected) ?? sites[0];
 }
 
-async function follow(known) {
-  const status = await ask(site.api, "status");
+async function poll(known) {
+  const status = await get(site.api, "status");
   if (status.run !== known.run)
-    // it was started again: what it counts begins anew
+    // the node was restarted and counts from the beginning
     Object.assign(known, { run: status.run, rounds: [], first: null, events: [] });
   const since = known.rounds.length ? `since=${known.rounds.at(-1).round + 1}&` : "";
   const lastEvent = known.events.at(-1)?.seq ?? 0;
   const [{ rounds, first }, { events }] = await Promise.all([
-    ask(site.api, `rounds?${since}limit=${AT_ONCE}`),
-    ask(site.api, `events?since=${lastEvent}`),
+    get(site.api, `rounds?${since}limit=${PAGE_SIZE}`),
+    get(site.api, `events?since=${lastEvent}`),
   ]);
-  if (known.rounds.length && rounds.length) $("news").textContent = newsOf(rounds.at(-1));
+  if (known.rounds.length && rounds.length) $("news").textContent = announcement(rounds.at(-1));
   known.status = status;
   known.first = first;
   known.rounds = known.rounds.concat(rounds).slice(-KEPT_MAX);
   known.events = known.events.concat(events).slice(-200);
   statuses.set(site.name, status);
-  if (sites.length > 1) await askEverybody();
+  if (sites.length > 1) await pollOthers();
 }
 
-async function askEverybody() {
+async function pollOthers() {
   const others = sites.filter((one) => one !== site);
-  const answers = await Promise.allSettled(others.map((one) => ask(one.api, "status")));
+  const answers = await Promise.allSettled(others.map((one) => get(one.api, "status")));
   answers.forEach((answer, at) => {
     if (answer.status === "fulfilled") statuses.set(others[at].name, answer.value);
   });
 }
 
 function draw() {
-  drawGone();
+  drawOffline();
   if (site) showSwitch($("switch"), sites, site);
   const { status, rounds, events } = state;
   if (!status) return;
   document.title = `${status.name}: round ${status.round}, ${status.phase}`;
-  showWho($("who"), status, site);
+  showSite($("who"), status, site);
   showNow($("now"), status);
   showPeers($("peers"), status, rounds);
   showAgreement($("agreement"), $("highlight"), status, rounds);
@@ -113,11 +112,11 @@ function draw() {
   if (sites.length > 1) showMatrix($("matrix"), sites, statuses);
 }
 
-function drawGone() {
-  const { gone, status } = state;
-  const place = $("gone");
-  document.body.classList.toggle("stale", gone !== null);
-  if (gone === null) {
+function drawOffline() {
+  const { offline, status } = state;
+  const place = $("offline");
+  document.body.classList.toggle("stale", offline !== null);
+  if (offline === null) {
     if (!place.hidden) $("news").textContent = "The node answers again.";
     place.hidden = true;
     return;
@@ -125,23 +124,23 @@ function drawGone() {
   place.hidden = false;
   show(
     place,
-    h("b", {}, `✗ No answer from ${site?.name ?? "the node"} since ${clock(gone.since)}`),
-    h("span", { "aria-hidden": "true" }, ` (${ago(Date.now() - gone.since)})`),
-    status ? ". What is shown below is from then." : ".",
-    gone.problem.hint || (isGone(gone.problem) && gone.problem.status)
-      ? ` ${gone.problem.message}.`
+    h("b", {}, `✗ No answer from ${site?.name ?? "the node"} since ${clock(offline.since)}`),
+    h("span", { "aria-hidden": "true" }, ` (${ago(Date.now() - offline.since)})`),
+    status ? ". The data below are from that time." : ".",
+    offline.problem.hint || (isOffline(offline.problem) && offline.problem.status)
+      ? ` ${offline.problem.message}.`
       : "",
-    " Trying again by itself.",
+    " Retrying automatically.",
   );
 }
 
 async function showOlder() {
   const known = state;
   known.listed += 50;
-  let since = known.rounds[0].round; // the site may have left out many before it
+  let since = known.rounds[0].round; // the site may have skipped many rounds
   while (known.rounds.length < known.listed && since > known.first) {
-    since = Math.max(known.first, since - AT_ONCE);
-    const { rounds } = await ask(site.api, `rounds?since=${since}&limit=${AT_ONCE}`);
+    since = Math.max(known.first, since - PAGE_SIZE);
+    const { rounds } = await get(site.api, `rounds?since=${since}&limit=${PAGE_SIZE}`);
     const oldest = known.rounds[0].round;
     known.rounds = rounds.filter((round) => round.round < oldest).concat(known.rounds);
   }
@@ -151,7 +150,7 @@ async function showOlder() {
 function choose(name) {
   site = sites.find((one) => one.name === name) ?? site;
   history.replaceState(null, "", `?site=${encodeURIComponent(site.name)}`);
-  state = nothingYet();
+  state = emptyState();
   showSwitch($("switch"), sites, site);
   refresh();
 }
@@ -169,5 +168,5 @@ for (const id of ["highlight", "measure"]) $(id).addEventListener("change", draw
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) refresh();
 });
-new ResizeObserver(() => draw()).observe($("old"));
+new ResizeObserver(() => draw()).observe($("main"));
 refresh();

@@ -1,7 +1,7 @@
-// For a whole federation on one machine: which site's view is shown, and who accepts whom.
+// For a whole federation on one machine: the choice of a site, and the matrix of verdicts.
 
 import { h, show } from "./dom.js";
-import { FATES, number } from "./words.js";
+import { FATES, number } from "./format.js";
 
 export function showSwitch(place, sites, chosen) {
   place.hidden = sites.length < 2;

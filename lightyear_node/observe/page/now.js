@@ -1,12 +1,12 @@
-// The top of the page: who this is, where it is in its course, and who needs looking at.
+// The top of the page: the site, its progress, and which sites need attention.
 
 import { h, show } from "./dom.js";
-import { byUrgency } from "./standing.js";
-import { PHASES, counted, listed, mebibytes } from "./words.js";
+import { byUrgency } from "./assessment.js";
+import { PHASES, counted, listed, mebibytes } from "./format.js";
 
 const NAMED = 5;
 
-export function showWho(place, status, site) {
+export function showSite(place, status, site) {
   show(
     place,
     h("h1", {}, status.name),
@@ -21,10 +21,10 @@ export function showWho(place, status, site) {
 }
 
 export function showNow(place, status) {
-  show(place, course(status), attention(status));
+  show(place, progress(status), attention(status));
 }
 
-function course(status) {
+function progress(status) {
   const done = status.finished ? status.rounds : Math.min(status.round, status.rounds);
   const share =
     status.progress && status.progress[1]
@@ -33,7 +33,7 @@ function course(status) {
   const doing = PHASES[status.phase] ?? status.phase;
   return h(
     "div",
-    { class: "course" },
+    { class: "rounds-done" },
     h("p", { class: "count" }, h("b", {}, done), ` of ${status.rounds} rounds done`),
     h("progress", { max: status.rounds, value: done, "aria-label": "rounds done" }),
     h("p", { class: "phase" }, `${status.name} `, h("b", {}, doing), share),
@@ -42,12 +42,12 @@ function course(status) {
 }
 
 function attention(status) {
-  const lines = [...ownTrouble(status), ...others(status)];
+  const lines = [...ownProblems(status), ...others(status)];
   if (lines.length === 0) lines.push(allWell(status));
   return h("div", { class: "attention" }, h("ul", { class: "plain" }, lines));
 }
 
-function ownTrouble(status) {
+function ownProblems(status) {
   const lines = status.problems.map((problem) =>
     line("bad", "✗", "This node is not ready: ", problem),
   );
@@ -62,7 +62,7 @@ function ownTrouble(status) {
         "bad",
         "!",
         "Most sites were rejected: ",
-        "perhaps it is our own data or training that has changed",
+        "perhaps our own data or training has changed",
       ),
     );
   if (status.harm?.kept_local)
@@ -74,24 +74,33 @@ function ownTrouble(status) {
         "merged with the others it did worse on our data",
       ),
     );
+  if (status.worth?.served === "alone" && status.worth.gain < 0)
+    lines.push(
+      line(
+        "warn",
+        "!",
+        "The model trained alone is served: ",
+        "the federated one did worse on our data",
+      ),
+    );
   return lines;
 }
 
 function others(status) {
-  const noted = byUrgency(status).filter(({ standing }) => standing.complaint);
-  const lines = noted
+  const urgent = byUrgency(status).filter(({ assessment }) => assessment.problem);
+  const lines = urgent
     .slice(0, NAMED)
-    .map(({ peer, standing }) =>
+    .map(({ peer, assessment }) =>
       line(
-        standing.level,
-        standing.level === "bad" ? "✗" : "!",
+        assessment.level,
+        assessment.level === "bad" ? "✗" : "!",
         `${peer.name} `,
-        standing.complaint,
+        assessment.problem,
         peer.verdict_round !== null && whyButton(peer),
       ),
     );
-  if (noted.length > NAMED) {
-    const names = noted.slice(NAMED).map(({ peer }) => peer.name);
+  if (urgent.length > NAMED) {
+    const names = urgent.slice(NAMED).map(({ peer }) => peer.name);
     lines.push(line("warn", "!", "Also: ", listed(names, 6)));
   }
   return lines;
@@ -116,7 +125,7 @@ function allWell(status) {
   if (status.peers.length === 0)
     return line("none", "·", "Alone: ", "there is no other site in peers.yaml");
   if (status.peers.every((peer) => !peer.verdict))
-    return line("none", "·", "No verdict yet: ", "the first round has not been completed");
+    return line("none", "·", "No verdict yet: ", "the first round is not complete");
   return line(
     "ok",
     "✓",
@@ -139,7 +148,7 @@ export function showFoot(place, status) {
   show(
     place,
     `Received ${mebibytes(wire)} for ${mebibytes(raw)} of weights, sent ${mebibytes(sent)}. `,
-    `Our certificate ends on ${status.certificate_expires.slice(0, 10)}. `,
-    "This page only shows: it changes nothing, and asks nobody but this node.",
+    `Our certificate expires on ${status.certificate_expires.slice(0, 10)}. `,
+    "This page is read-only and sends requests to this node only.",
   );
 }

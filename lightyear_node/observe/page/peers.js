@@ -1,8 +1,8 @@
 // A card for each of the other sites.
 
 import { h, show, svg } from "./dom.js";
-import { byUrgency } from "./standing.js";
-import { PHASES, capitalised, number } from "./words.js";
+import { byUrgency } from "./assessment.js";
+import { PHASES, capitalised, number } from "./format.js";
 
 export function showPeers(place, status, rounds) {
   if (status.peers.length === 0) {
@@ -15,18 +15,18 @@ export function showPeers(place, status, rounds) {
     h(
       "ul",
       { class: "plain cards" },
-      byUrgency(status).map(({ peer, standing }) =>
-        card(peer, standing, status.threshold, newest.get(peer.name)),
+      byUrgency(status).map(({ peer, assessment }) =>
+        card(peer, assessment, status.threshold, newest.get(peer.name)),
       ),
     ),
   );
 }
 
-function card(peer, standing, threshold, judged) {
-  const { fate, marks, level, dropped } = standing;
+function card(peer, assessment, threshold, judged) {
+  const { fate, marks, level, dropped } = assessment;
   const about = dropped
-    ? "it was accepted, but left out again: with it the merged model did worse on our data"
-    : (peer.reason_about ?? "no update of it has been judged yet");
+    ? "it was accepted, but dropped from the merge: the merged model did worse on our data with it"
+    : (peer.reason_about ?? "none of its updates has been judged yet");
   return h(
     "li",
     { class: `card ${level}`, "data-key": peer.name },
@@ -36,7 +36,7 @@ function card(peer, standing, threshold, judged) {
       h("h3", {}, peer.name),
       h("span", { class: `fate ${peer.verdict ?? "none"}` }, `${fate.mark} ${fate.word}`),
     ),
-    needle(peer.agreement, threshold),
+    gauge(peer.agreement, threshold),
     h("p", { class: "reason" }, capitalised(about), "."),
     (judged?.failed ?? []).map((failed) =>
       h(
@@ -55,7 +55,7 @@ function card(peer, standing, threshold, judged) {
     h(
       "div",
       { class: "base" },
-      h("span", { class: "where" }, whereabouts(peer)),
+      h("span", { class: "where" }, stateText(peer)),
       peer.verdict_round !== null &&
         h(
           "button",
@@ -72,7 +72,7 @@ function card(peer, standing, threshold, judged) {
   );
 }
 
-function whereabouts(peer) {
+function stateText(peer) {
   const state = peer.state === "one-way" ? "reaches us only" : peer.state;
   if (peer.state === "removed") return "";
   if (peer.round === null) return state;
@@ -82,21 +82,21 @@ function whereabouts(peer) {
 
 const WIDTH = 240;
 
-// The agreement on a line from 0 to 1, with the part that is accepted.
-export function needle(score, threshold) {
+// The agreement on a scale from 0 to 1, with the accepted range.
+export function gauge(score, threshold) {
   const at = (value) => 4 + Math.min(1, Math.max(0, value)) * (WIDTH - 8);
   const known = typeof score === "number";
-  const words =
+  const label =
     (known ? `Agreement ${number(score)}` : "Agreement not measured") +
     (threshold === null ? "" : `; at least ${number(threshold)} is needed`);
   const passes = known && (threshold === null || score >= threshold);
   return svg(
     "svg",
     {
-      class: `needle ${!known ? "none" : passes ? "ok" : "bad"}`,
+      class: `gauge ${!known ? "none" : passes ? "ok" : "bad"}`,
       role: "img",
       viewBox: `0 0 ${WIDTH} 42`,
-      "aria-label": words,
+      "aria-label": label,
     },
     svg("rect", { class: "track", x: 4, y: 20, width: WIDTH - 8, height: 6, rx: 3 }),
     threshold !== null &&

@@ -1,7 +1,7 @@
-// The completed rounds as a list, and what happened lately.
+// The list of completed rounds, and the newest log lines.
 
 import { h, show } from "./dom.js";
-import { FATES, counted, listed, moment, number } from "./words.js";
+import { FATES, counted, listed, moment, number } from "./format.js";
 
 export function showRounds(place, rounds, shown) {
   if (rounds.length === 0) {
@@ -65,11 +65,11 @@ function row(round) {
           ),
         ),
     ),
-    h("td", { class: "names" }, round.kept_local ? "nobody was merged" : listed(unused) || "–"),
+    h("td", { class: "names" }, round.kept_local ? "no model was merged" : listed(unused) || "–"),
   );
 }
 
-export function newsOf(round) {
+export function announcement(round) {
   const rejected = round.verdicts
     .filter((verdict) => verdict.fate === "rejected")
     .map((verdict) => verdict.peer);

@@ -1,1 +1,1 @@
-"""What several benchmarks share."""
+"""Shared by several benchmarks."""

@@ -1,4 +1,4 @@
-"""Two sites' keys, and a host that offers one file: the least that a transfer needs."""
+"""Minimal sites for transfers: keys, and a host that offers files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lightyear_node.identity import Certificate, Identity, make_identity
-from lightyear_node.records import (
+from lightyear_node.errors import DamagedFile
+from lightyear_node.identity.keys import Certificate, Identity, make_identity
+from lightyear_node.storage.blobs import BlobStore, hash_file
+from lightyear_node.transport import limits
+from lightyear_node.transport.channel import DirectChannel
+from lightyear_node.transport.client import PeerClient
+from lightyear_node.transport.codec import ChunkGrid
+from lightyear_node.transport.handlers import Handlers
+from lightyear_node.transport.server import ExchangeServer
+from lightyear_node.transport.upload_cache import Upload
+from lightyear_node.types import (
     Announcement,
     Digest,
     Generation,
@@ -21,22 +30,14 @@ from lightyear_node.records import (
     Transfer,
     Update,
 )
-from lightyear_node.store import Store, hash_file
-from lightyear_node.transport import limits
-from lightyear_node.transport.client import PeerClient
-from lightyear_node.transport.codec import Grid
-from lightyear_node.transport.lines import Direct
-from lightyear_node.transport.outbox import Offer
-from lightyear_node.transport.server import ExchangeServer
-from lightyear_node.transport.service import Service
 from parts.weights import grid_for, write_weights
 
 MB = 1_000_000
-# Benchmarks fetch the same thing far more often than any site does.
+# Benchmarks fetch far more often than a site does.
 limits.CALLS_BURST = 1_000_000
 
 
-def grid_of_mb(size_mb: int) -> Grid:
+def grid_of_mb(size_mb: int) -> ChunkGrid:
     return grid_for(size_mb * MB // 4)
 
 
@@ -56,21 +57,21 @@ def certificate_of(home: Path, name: str) -> Certificate:
 
 
 def make_update(home: Path, size_mb: int, seed: int = 7) -> Digest:
-    """In the store `offered`."""
-    store = Store(home / "offered")
+    """Write random weights to the store `offered`."""
+    store = BlobStore(home / "offered")
     scratch = store.scratch_path()
     write_weights(scratch, grid_of_mb(size_mb), seed)
     return store.adopt(scratch).digest
 
 
-class Host:
-    """Offers everything in its store."""
+class OfferingHost:
+    """Offers every file in its store."""
 
-    def __init__(self, home: Path, grid: Grid) -> None:
-        self._store = Store(home / "offered")
+    def __init__(self, home: Path, grid: ChunkGrid) -> None:
+        self._store = BlobStore(home / "offered")
         self._grid = grid
         self._lists: dict[Digest, tuple[bytes, ...]] = {}
-        self.served_count = 0
+        self.uploads = 0
 
     async def hello(self, peer: PeerName, hello: Hello) -> Hello:
         return hello
@@ -78,36 +79,44 @@ class Host:
     async def announce(self, peer: PeerName, announcement: Announcement) -> Announcement:
         return announcement
 
-    async def offer(self, peer: PeerName, digest: Digest) -> Offer | None:
+    async def offer(self, peer: PeerName, digest: Digest) -> Upload | None:
         path = self._store.path(digest)
         if digest not in self._lists:
             self._lists[digest] = hash_file(path)[2]
-        return Offer(digest, path, self._lists[digest], self._grid)
+        return Upload(digest, path, self._lists[digest], self._grid)
 
-    def served(self, peer: PeerName, transfer: Transfer) -> None:
-        self.served_count += 1
+    def upload_finished(self, peer: PeerName, transfer: Transfer) -> None:
+        self.uploads += 1
 
-    def not_served(self, peer: PeerName, reason: Reason) -> None:
-        """The line broke; it may, where that is what is measured."""
+    def upload_failed(self, peer: PeerName, reason: Reason) -> None:
+        """Ignored: some benchmarks cut connections."""
+
+    def strangers_closed(self, count: int) -> None:
+        pass
 
     def denied(self, reason: str, peer: PeerName | None) -> None:
         raise SystemExit(f"{peer} was denied: {reason}")
 
+    def damaged(self, problem: DamagedFile) -> None:
+        raise SystemExit(str(problem))
+
 
 def server_for(
-    home: Path, name: str, callers: Sequence[str], grid: Grid
-) -> tuple[ExchangeServer, Host]:
-    host = Host(home, grid)
+    home: Path, name: str, callers: Sequence[str], grid: ChunkGrid
+) -> tuple[ExchangeServer, OfferingHost]:
+    host = OfferingHost(home, grid)
     pins = {PeerName(caller): [certificate_of(home, caller)] for caller in callers}
-    return ExchangeServer(identity_of(home, name), pins, Service(host, home), host), host
+    return ExchangeServer(identity_of(home, name), pins, Handlers(host, home), host), host
 
 
 def client_for(home: Path, name: str, peer: str, address: str) -> PeerClient:
-    line = Direct(PeerName(peer), address, [certificate_of(home, peer)], identity_of(home, name))
-    return PeerClient(PeerName(peer), line)
+    channel = DirectChannel(
+        PeerName(peer), address, [certificate_of(home, peer)], identity_of(home, name)
+    )
+    return PeerClient(PeerName(peer), channel)
 
 
-def manifest_of(peer: str, digest: Digest, grid: Grid) -> Manifest:
+def manifest_of(peer: str, digest: Digest, grid: ChunkGrid) -> Manifest:
     update = Update(PeerName(peer), Generation(0), Round(0), digest)
     return Manifest("bench", update, 0, Digest("0" * 64), grid.raw_bytes, 0)
 

@@ -1,8 +1,9 @@
-"""A node that writes down when it did what: `python stopwatch.py start --peers peers.yaml`.
+"""Runs a node that records the duration of its steps.
 
-It wraps the node's own methods in its process and runs the command line as it is; what it measures
-is in `stopwatch.jsonl` in the site's home, one line for each step, by the clock that all processes
-of this machine share.
+Wraps methods of the node in its process, and runs the command line unchanged.  `stopwatch.jsonl` in
+the site's folder has one line for each step, by the monotonic clock, which all processes share.
+
+    python stopwatch.py start --peers peers.yaml
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Lap:
     ended: float
     round: int
     barrier_s: float
-    """What this process has spent in the barrier until then."""
+    """Seconds that this process has spent in the barrier so far."""
 
     @property
     def seconds(self) -> float:
@@ -49,10 +50,10 @@ class Stopwatch:
         lap = [what, began, time.monotonic(), round, self._barrier_s]
         fields = ("what", "began", "ended", "round", "barrier_s")
         self._file.write(json.dumps(dict(zip(fields, lap, strict=True))) + "\n")
-        self._file.flush()  # it may be killed
+        self._file.flush()  # the process may be killed
 
     def around(self, owner: type, method: str, name: Callable[..., tuple[str, int]]) -> None:
-        """Measure an asynchronous method; `name` tells what it does in which round."""
+        """Measure an asynchronous method; `name` returns the step and its round."""
         step = getattr(owner, method)
 
         @functools.wraps(step)
@@ -67,7 +68,7 @@ class Stopwatch:
         setattr(owner, method, measured)
 
     def watch_journal(self) -> None:
-        from lightyear_node.journal import Journal
+        from lightyear_node.storage.journal import Journal
 
         append = Journal.append
 
@@ -81,7 +82,8 @@ class Stopwatch:
         Journal.append = measured  # type: ignore[method-assign]
 
     def watch_barrier(self) -> None:
-        from lightyear_node.barrier import Barrier, Phase
+        from lightyear_node.protocol.parameters import Phase
+        from lightyear_node.protocol.state_machine import Barrier
 
         handle = Barrier.handle
 
@@ -104,16 +106,16 @@ def _fetching(_: object, manifest: Any, *others: object) -> tuple[str, int]:
 
 def main() -> None:
     began = time.monotonic()
-    sys.path.pop(0)  # the folder of this file is no place to import anything else from
-    from lightyear_node.learner import Learner
+    sys.path.pop(0)  # do not import from the folder of this file
+    from lightyear_node.node.worker_jobs import WorkerJobs
     from lightyear_node.transport.client import PeerClient
 
     with (Path.cwd() / NAME).open("a", encoding="utf-8") as file:
         watch = Stopwatch(file)
         watch.note("begin", began)
-        watch.around(Learner, "open", lambda _: ("open", -1))
+        watch.around(WorkerJobs, "open", lambda _: ("open", -1))
         for job in ("train", "judge", "merge"):
-            watch.around(Learner, job, lambda _, round, *others, job=job: (job, round))
+            watch.around(WorkerJobs, job, lambda _, round, *others, job=job: (job, round))
         watch.around(PeerClient, "fetch", _fetching)
         watch.watch_journal()
         watch.watch_barrier()

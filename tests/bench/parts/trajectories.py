@@ -1,4 +1,4 @@
-"""Real training as a sequence of files: what sites send each other, round after round."""
+"""Updates of real training, as a sequence of files."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightyear_node.config.agreement import ExchangeTerms, RuleTerms
-from lightyear_node.config.site import TaskEntry
-from lightyear_node.lab.simulate import Spec, take_seats
-from lightyear_node.records import PeerName, Round
-from lightyear_node.transport.codec import Grid
+from lightyear_node.config.federation import ExchangeConfig, RuleConfig
+from lightyear_node.config.node import TaskConfig
+from lightyear_node.lab.simulate import make_sites
+from lightyear_node.lab.simulation_records import SimulationSpec
+from lightyear_node.transport.codec import ChunkGrid
+from lightyear_node.types import PeerName, Round
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
-"""Where prepared data sets lie, if they do; the digits need none."""
+"""Folder of prepared data sets, if it exists; the digits need none."""
 SITES = [PeerName(f"site-{letter}") for letter in "abc"]
 SEED = 7
 
 TASKS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "digits": ("lightyear_node.tasks.digits:build", {}, 12),
+    "digits": ("lightyear_node.lab.tasks.digits:build", {}, 12),
     "femnist": (
-        "lightyear_node.tasks.femnist:build",
+        "lightyear_node.lab.tasks.femnist:build",
         {"network": "small", "train_samples": 300, "data": str(DATA)},
         20,
     ),
@@ -36,15 +37,15 @@ def available() -> list[str]:
 
 @contextmanager
 def recorded(task: str, dtype: str = "float32", rounds: int | None = None) -> Iterator[list[Path]]:
-    """The first site's updates of a federation of three under the default rule, in order."""
+    """The first site's updates in a federation of three with the default rule, in order."""
     entry, args, usual = TASKS[task]
-    spec = Spec(
+    spec = SimulationSpec(
         SITES,
         rounds or usual,
         SEED,
-        RuleTerms(),
-        TaskEntry(entry=entry, args=args),
-        exchange=ExchangeTerms.model_validate({"dtype": dtype}),
+        RuleConfig(),
+        TaskConfig(entry=entry, args=args),
+        exchange=ExchangeConfig.model_validate({"dtype": dtype}),
     )
     import torch
 
@@ -52,18 +53,18 @@ def recorded(task: str, dtype: str = "float32", rounds: int | None = None) -> It
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "kept"
         kept.mkdir()
-        seats = take_seats(spec, Path(folder))
+        sites = make_sites(spec, Path(folder))
         files = []
         for number in range(spec.rounds):
             round = Round(number)
-            sent = [seat.train(name, round, measure=False) for name, seat in seats.items()]
+            sent = [site.train(name, round, measure=False) for name, site in sites.items()]
             files.append(Path(shutil.copy(sent[0].path, kept / str(number))))
-            for name, seat in seats.items():
-                seat.close(round, [one for one in sent if one.peer != name], measure=False)
+            for name, site in sites.items():
+                site.close(round, [one for one in sent if one.peer != name], measure=False)
         yield files
 
 
-def grid_of(path: Path) -> Grid:
+def grid_of(path: Path) -> ChunkGrid:
     with path.open("rb") as file:
         length = file.read(8)
-        return Grid(length + file.read(int.from_bytes(length, "little")))
+        return ChunkGrid(length + file.read(int.from_bytes(length, "little")))

@@ -1,4 +1,4 @@
-"""The alert rules: read by Prometheus, each tested firing and quiet, each with words and a page."""
+"""The alert rules: valid, tested firing and quiet, with texts and runbooks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lightyear_node.barrier import Phase
 from lightyear_node.observe.metrics import Metrics
-from lightyear_node.records import PeerName, Reason
-from tests.unit.deploy.promtool import ALERTS, DEPLOY, DOCS, RECORDING, promtool
+from lightyear_node.protocol.parameters import Phase
+from lightyear_node.types import PeerName, Reason
+from tests.support.needs import need_tool
+from tests.support.paths import DOCS
+from tests.support.promtool import ALERTS, DEPLOY, RECORDING, promtool
 
 SEVERITIES = {"critical", "warning"}
 TESTS = sorted((DEPLOY / "prometheus" / "tests").glob("*.test.yml"))
@@ -28,31 +30,31 @@ RULES = rules_of(ALERTS)
 NAMES = [rule["alert"] for rule in RULES]
 
 
-def scenes() -> list[tuple[str, str, set[str]]]:
-    """Of every test: the alert it is about, what it should do, and all alerts that fire in it."""
+def scenarios() -> list[tuple[str, str, set[str]]]:
+    """For every test: its alert, the expectation, and all alerts that fire in it."""
     found = []
     for file in TESTS:
         for test in yaml.safe_load(file.read_text())["tests"]:
-            about, _, words = test["name"].partition(": ")
+            alert, _, expectation = test["name"].partition(": ")
             samples = [one for check in test["promql_expr_test"] for one in check["exp_samples"]]
             fired = {re.findall(r'alertname="(\w+)"', one["labels"])[0] for one in samples}
-            found.append((about, words, fired))
+            found.append((alert, expectation, fired))
     return found
 
 
-def test_prometheus_reads_the_rules() -> None:
+def test_the_rules_are_valid() -> None:
     ended = promtool("check", "rules", ALERTS, RECORDING)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_prometheus_reads_the_example_with_the_rules_beside_it(tmp_path: Path) -> None:
+def test_the_example_configuration_is_valid_with_the_rules(tmp_path: Path) -> None:
     install(tmp_path)
     ended = promtool("check", "config", tmp_path / "prometheus.yml")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "2 rule files found" in ended.stdout
 
 
-def test_the_commented_variants_are_good_settings_too(tmp_path: Path) -> None:
+def test_the_commented_variants_are_valid(tmp_path: Path) -> None:
     install(tmp_path)
     example = tmp_path / "prometheus.yml"
     variants = re.sub(r"(?m)^(  )# ( *- job_name|  +\S)", r"\1\2", example.read_text())
@@ -67,14 +69,18 @@ def test_the_commented_variants_are_good_settings_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", TESTS, ids=lambda file: file.stem)
-def test_every_rule_does_what_its_tests_say(file: Path) -> None:
+def test_every_rule_passes_its_tests(file: Path) -> None:
     ended = promtool("test", "rules", file)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_alert_is_tested_firing_and_quiet(name: str) -> None:
-    ours = [(words.partition(" ")[0], fired) for about, words, fired in scenes() if about == name]
+    ours = [
+        (expectation.partition(" ")[0], fired)
+        for alert, expectation, fired in scenarios()
+        if alert == name
+    ]
     assert [fired for verb, fired in ours if verb == "fires"], "no test in which it fires"
     assert [fired for verb, fired in ours if verb == "quiet"], "no test in which it is quiet"
     for verb, fired in ours:
@@ -82,14 +88,16 @@ def test_every_alert_is_tested_firing_and_quiet(name: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
-def test_every_alert_has_a_severity_and_a_page(rule: dict[str, Any]) -> None:
+def test_every_alert_has_a_severity_and_a_runbook(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in SEVERITIES
     assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{rule['alert']}.md"
     assert (DOCS / "runbooks" / f"{rule['alert']}.md").is_file()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
-def test_every_alert_says_who_and_what_to_do_first(rule: dict[str, Any], tmp_path: Path) -> None:
+def test_every_alert_names_the_site_and_the_first_step(
+    rule: dict[str, Any], tmp_path: Path
+) -> None:
     shown = rendered(rule["alert"], tmp_path)
     summary, description = shown["summary"], shown["description"]
     assert "First: " in description
@@ -102,22 +110,22 @@ def test_every_alert_says_who_and_what_to_do_first(rule: dict[str, Any], tmp_pat
 
 
 def rendered(alert: str, folder: Path) -> dict[str, str]:
-    """Its words as they are sent: promtool shows them when told to expect an alert without any."""
-    scene = next(
+    """Return the rendered annotations; promtool prints them if an empty alert is expected."""
+    scenario = next(
         test
         for file in TESTS
         for test in yaml.safe_load(file.read_text())["tests"]
         if test["name"].startswith(f"{alert}: fires")
     )
-    fires = [one for one in scene["promql_expr_test"] if alert in str(one["exp_samples"])]
+    fires = [one for one in scenario["promql_expr_test"] if alert in str(one["exp_samples"])]
     expected = {"alertname": alert, "eval_time": fires[0]["eval_time"], "exp_alerts": [{}]}
     plan = {
         "rule_files": [str(RECORDING), str(ALERTS)],
-        "evaluation_interval": scene["interval"],
+        "evaluation_interval": scenario["interval"],
         "tests": [
             {
-                "interval": scene["interval"],
-                "input_series": scene["input_series"],
+                "interval": scenario["interval"],
+                "input_series": scenario["input_series"],
                 "alert_rule_test": [expected],
             }
         ],
@@ -132,7 +140,7 @@ def rendered(alert: str, folder: Path) -> dict[str, str]:
     return dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', found[1]))
 
 
-def test_rules_name_only_metrics_that_exist() -> None:
+def test_rules_use_existing_metrics_only() -> None:
     metrics = Metrics([PeerName("site-b")], [*Phase, "starting"], "0", 1)
     known = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     recorded = {rule["record"] for rule in rules_of(RECORDING)}
@@ -146,15 +154,16 @@ def test_rules_name_only_metrics_that_exist() -> None:
 
 
 def install(folder: Path) -> None:
-    """By the commands of docs/grafana.md, into another folder than /etc/prometheus."""
+    """Run the commands of docs/grafana.md, with `folder` in place of /etc/prometheus."""
     text = (DOCS / "grafana.md").read_text()
     [commands] = re.findall(r"<!-- install: rules -->\n```bash\n(.*?)```", text, re.DOTALL)
     script = commands.replace("sudo ", "").replace("/etc/prometheus", str(folder))
     script = re.sub(r"(?m)^systemctl.*$", "", script)
+    need_tool("bash", "promtool")
     subprocess.run(["bash", "-euc", script], cwd=DEPLOY.parent, check=True)
 
 
-def test_installed_rules_lead_to_the_hospitals_own_pages(tmp_path: Path) -> None:
+def test_installed_rules_link_to_the_hospitals_runbooks(tmp_path: Path) -> None:
     install(tmp_path)
     for rule in rules_of(tmp_path / "rules" / "lightyear-alerts.yml"):
         address = rule["annotations"]["runbook_url"]

@@ -1,16 +1,15 @@
-"""constraints.txt names one tested version of everything that is ever installed."""
+"""constraints.txt pins every direct and indirect dependency."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from importlib.metadata import distributions
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[3]
+from tests.support.paths import ROOT
 
 
 def pins() -> dict[str, str]:
@@ -20,31 +19,31 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(match[1]): match[2] for match in found if match}
 
 
-def test_all_we_ask_for_is_pinned_to_what_we_allow() -> None:
+def test_direct_dependencies_are_pinned_to_allowed_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    asked = list(project["build-system"]["requires"]) + list(project["project"]["dependencies"])
+    required = list(project["build-system"]["requires"]) + list(project["project"]["dependencies"])
     for extra in project["project"]["optional-dependencies"].values():
-        asked += extra
+        required += extra
     pinned = pins()
-    for requirement in map(Requirement, asked):
+    for requirement in map(Requirement, required):
         name = canonicalize_name(requirement.name)
         if name != "lightyear-node":
             assert name in pinned, f"{name} is not pinned: make pins"
             assert requirement.specifier.contains(pinned[name]), f"{requirement}: {pinned[name]}"
 
 
-def test_what_others_ask_for_is_pinned_as_well() -> None:
-    """Of what our dependencies bring along, as far as it is installed here."""
+def test_indirect_dependencies_are_pinned() -> None:
+    """As far as they are installed here."""
     by_name = {canonicalize_name(one.metadata["Name"]): one for one in distributions()}
     reached = {"lightyear-node"}
-    ahead = ["lightyear-node"]
-    while ahead:
-        for text in by_name[ahead.pop()].requires or []:
+    pending = ["lightyear-node"]
+    while pending:
+        for text in by_name[pending.pop()].requires or []:
             requirement = Requirement(text)
             name = canonicalize_name(requirement.name)
-            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if wanted and name in by_name and name not in reached:
+            needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if needed and name in by_name and name not in reached:
                 reached.add(name)
-                ahead.append(name)
-    assert len(reached) > 20, "the walk has come somewhere"
+                pending.append(name)
+    assert len(reached) > 20, "too few dependencies found"
     assert not reached - {"lightyear-node", "setuptools"} - pins().keys(), "make pins"

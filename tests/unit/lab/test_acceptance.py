@@ -1,4 +1,4 @@
-"""Corrupted copies of honest messages, judged and not merged: on the digits, with real sites."""
+"""Corrupted copies of honest messages are judged and not merged; on the digits."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from lightyear_node.config.agreement import ExchangeTerms
-from lightyear_node.config.site import Malfunction, TaskEntry
-from lightyear_node.lab.acceptance import Spec, measure
-from lightyear_node.records import PeerName
+from lightyear_node.config.federation import ExchangeConfig
+from lightyear_node.config.node import TaskConfig
+from lightyear_node.lab.acceptance import AcceptanceSpec, measure
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.types import PeerName
+
+pytestmark = pytest.mark.slow
 
 NAMES = [PeerName(f"client-{index}") for index in range(3)]
 KINDS = ["sfa", "nan", "head-flip", "label-flip", "stale", "free-rider"]
-SPEC = Spec(
+SPEC = AcceptanceSpec(
     NAMES,
     rounds=[0, 2],
     seed=0,
-    malfunctions=[Malfunction(kind=kind) for kind in KINDS]
-    + [Malfunction(kind="bias-shift", scale=3.0)],
-    task=TaskEntry(args={"epochs": 2}),
+    malfunctions=[MalfunctionConfig(kind=kind) for kind in KINDS]
+    + [MalfunctionConfig(kind="bias-shift", scale=3.0)],
+    task=TaskConfig(args={"epochs": 2}),
 )
 
 
@@ -29,7 +32,7 @@ def rows() -> list[dict[str, object]]:
     return measure(SPEC)
 
 
-def test_every_message_meets_every_other_judge_in_every_round(
+def test_every_message_is_judged_by_every_other_site_in_every_round(
     rows: list[dict[str, object]],
 ) -> None:
     kinds = {"none", *KINDS, "bias-shift 3"}
@@ -38,12 +41,12 @@ def test_every_message_meets_every_other_judge_in_every_round(
     assert all(row["sender"] != row["judge"] for row in rows)
 
 
-def test_the_two_tests_are_told_apart(rows: list[dict[str, object]]) -> None:
+def test_the_guard_and_the_papers_test_differ(rows: list[dict[str, object]]) -> None:
     def shares(kind: str, by: str, round: int = 2) -> float:
         found = [bool(r[by]) for r in rows if (r["malfunction"], r["round"]) == (kind, round)]
         return sum(found) / len(found)
 
-    # Agreement does not look at the head; the guard's distance does.
+    # The agreement does not depend on the final layer; the guard's distance does.
     assert shares("head-flip", "paper") == shares("none", "paper") == 1
     assert shares("head-flip", "guard") == 0 < shares("none", "guard")
     for kind in ("sfa", "nan", "bias-shift 3"):
@@ -52,23 +55,25 @@ def test_the_two_tests_are_told_apart(rows: list[dict[str, object]]) -> None:
 
 
 def test_nothing_corrupted_is_merged(rows: list[dict[str, object]]) -> None:
-    """The same honest messages, whatever else is sent beside them."""
-    alone = measure(Spec(NAMES, [0, 2], 0, [], SPEC.task))
+    """Verdicts on honest messages do not depend on the corrupted ones."""
+    alone = measure(AcceptanceSpec(NAMES, [0, 2], 0, [], SPEC.task))
     assert [row for row in rows if row["malfunction"] == "none"] == alone
 
 
-def test_a_spec_survives_the_way_to_the_process() -> None:
-    assert Spec.of(SPEC.to_plain()) == SPEC
-    short = replace(SPEC, exchange=ExchangeTerms(dtype="float16"))
-    assert Spec.of(short.to_plain()) == short
-    # Jobs that were measured before there was a choice keep their keys.
+def test_a_spec_survives_conversion_to_plain_values() -> None:
+    assert AcceptanceSpec.of(SPEC.to_plain()) == SPEC
+    short = replace(SPEC, exchange=ExchangeConfig(dtype="float16"))
+    assert AcceptanceSpec.of(short.to_plain()) == short
+    # Defaults are left out, so that the keys of old jobs stay valid.
     assert "exchange" not in SPEC.to_plain()
     assert "harm_max" not in SPEC.to_plain()["rule"]
 
 
-def test_rounded_messages_are_judged_as_the_whole_ones() -> None:
-    """Also the stale one, which is a file of an earlier round."""
-    few = replace(SPEC, rounds=[1], malfunctions=[Malfunction(kind=k) for k in ("sfa", "stale")])
-    whole, short = measure(few), measure(replace(few, exchange=ExchangeTerms(dtype="bfloat16")))
+def test_rounded_messages_get_the_same_verdicts() -> None:
+    """Including the stale one, a file of an earlier round."""
+    few = replace(
+        SPEC, rounds=[1], malfunctions=[MalfunctionConfig(kind=k) for k in ("sfa", "stale")]
+    )
+    whole, short = measure(few), measure(replace(few, exchange=ExchangeConfig(dtype="bfloat16")))
     assert [row["guard"] for row in whole] == [row["guard"] for row in short]
     assert whole != short

@@ -1,4 +1,4 @@
-"""One page for all sites: questions reach the right site, and only questions do."""
+"""One page for all sites: requests to the API are forwarded to the right site, others are not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from lightyear_node.lab.demo_page import serving
 from lightyear_node.lab.federation import SiteHome, free_ports
-from lightyear_node.observe.http import Answer, HttpServer, Request, as_json
-from lightyear_node.records import PeerName
+from lightyear_node.observe.http.server import HttpServer, Request, Response, as_json
+from lightyear_node.types import PeerName
 
 A, B = PeerName("site-a"), PeerName("site-b")
 
@@ -30,7 +30,7 @@ def home(name: PeerName, port: int) -> SiteHome:
     return SiteHome(name, Path("nowhere"), None, f"127.0.0.1:{port}")
 
 
-def echo(request: Request) -> Answer:
+def echo(request: Request) -> Response:
     return as_json([request.path, request.query], 418 if "teapot" in request.path else 200)
 
 
@@ -41,15 +41,15 @@ def echoing() -> Any:
     server.close()
 
 
-def test_questions_go_to_the_site_that_is_named(echoing: int) -> None:
+def test_requests_are_forwarded_to_the_named_site(echoing: int) -> None:
     with serving([home(A, echoing), home(B, free_ports(1)[0])], {}) as page:
-        asked = f"{page}sites/site-a/api/v1"
-        assert get(f"{asked}/rounds?since=1&limit=2") == (
+        api = f"{page}sites/site-a/api/v1"
+        assert get(f"{api}/rounds?since=1&limit=2") == (
             200,
             ["/api/v1/rounds", "since=1&limit=2"],
         )
-        assert get(f"{asked}/rounds/3/peers/site-b")[1] == ["/api/v1/rounds/3/peers/site-b", ""]
-        assert get(f"{asked}/teapot")[0] == 418
+        assert get(f"{api}/rounds/3/peers/site-b")[1] == ["/api/v1/rounds/3/peers/site-b", ""]
+        assert get(f"{api}/teapot")[0] == 418
         status, data = get(f"{page}sites/site-b/api/v1/status")
         assert (status, data["error"]) == (502, "site-b does not answer")
 
@@ -61,7 +61,7 @@ def test_questions_go_to_the_site_that_is_named(echoing: int) -> None:
         ("sites/site-a/api/v1/rounds?since=%20", 400),
     ],
 )
-def test_other_questions_are_refused(echoing: int, question: str, status: int) -> None:
+def test_other_requests_are_refused(echoing: int, question: str, status: int) -> None:
     with serving([home(A, echoing)], {}) as page:
         assert get(page + question)[0] == status
 
@@ -69,7 +69,7 @@ def test_other_questions_are_refused(echoing: int, question: str, status: int) -
 @pytest.mark.parametrize(
     "path", ["sites/site-a/metrics", "sites/site-a/api/v1/../../metrics", "sites/site-a/api/v1/"]
 )
-def test_nothing_but_the_api_is_passed_on(echoing: int, path: str) -> None:
+def test_only_the_api_is_forwarded(echoing: int, path: str) -> None:
     with serving([home(A, echoing)], {}) as page:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(page + path, timeout=10)

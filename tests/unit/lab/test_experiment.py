@@ -1,4 +1,4 @@
-"""Experiments with real child processes on the digits task, made as small as they get."""
+"""Experiments with real child processes, on the smallest digits task."""
 
 from __future__ import annotations
 
@@ -20,18 +20,24 @@ from rich.console import Console
 
 from lightyear_node.cli import main
 from lightyear_node.errors import AlreadyRunning, ConfigError
-from lightyear_node.lab import experiment, publish
-from lightyear_node.lab.experiment import Options, run
+from lightyear_node.lab import experiment, experiment_report
+from lightyear_node.lab.experiment import ExperimentOptions, run
 from lightyear_node.lab.federation import LabError
 from lightyear_node.lab.jobs import AcceptanceJob, expand, failed_row
-from lightyear_node.lab.lanes import Board, Costs, Lane, picture, showing
-from lightyear_node.lab.result_file import Folder, read_lines
+from lightyear_node.lab.live_view import (
+    ChildSlot,
+    RunProgress,
+    StepCosts,
+    render_progress,
+    show_progress,
+)
+from lightyear_node.lab.result_folder import ResultFolder, read_lines
 from lightyear_node.lab.suite import AcceptanceBlock, load_suite
+from tests.support.paths import ROOT
 
 pytest.importorskip("sklearn")
 
-ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 60.0
+DEADLINE_S = 60.0
 GRID: dict[str, Any] = {
     "name": "main",
     "task": "digits",
@@ -42,7 +48,7 @@ GRID: dict[str, Any] = {
 }
 OWN_TASK = """
 import os, signal
-from lightyear_node.tasks import digits
+from lightyear_node.lab.tasks import digits
 
 def build(site_index, site_count, seed):
     print("tasks may print")
@@ -67,16 +73,16 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that a report was asked for; drawing has its own tests."""
-    asked: list[Path] = []
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders for which a report was requested; drawing has its own tests."""
+    folders: list[Path] = []
 
     def note(directory: Path) -> Path:
-        asked.append(directory)
+        folders.append(directory)
         return directory / "report.html"
 
-    monkeypatch.setattr(publish, "publish", note)
-    return asked
+    monkeypatch.setattr(experiment_report, "write_report", note)
+    return folders
 
 
 def write_suite(*grids: dict[str, Any], **more: object) -> None:
@@ -84,24 +90,24 @@ def write_suite(*grids: dict[str, Any], **more: object) -> None:
 
 
 def command(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The command line in this very process."""
+    """Run the command line in this process; return its exit code."""
     monkeypatch.setattr(sys, "argv", ["lightyear-node", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
 
 
-def started(*words: str) -> subprocess.Popen[str]:
+def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "lightyear_node", "experiment", str(SUITE), "--out", "out", *words],
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_listen_to_signals,
+        preexec_fn=_restore_signals,
     )
 
 
-def _listen_to_signals() -> None:
-    """Whoever runs the tests may have been told to ignore them, as by `nohup`."""
+def _restore_signals() -> None:
+    """The test run may ignore signals, as under `nohup`."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -110,21 +116,21 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children()
 
 
-def wait_until(happened: Callable[[], Any]) -> Any:
-    """What it gives as soon as that is something."""
-    until = time.monotonic() + PATIENCE_S
+def wait_until(condition: Callable[[], Any]) -> Any:
+    """Return the first true value of the condition."""
+    until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
-        if found := happened():
+        if found := condition():
             return found
         time.sleep(0.02)
-    raise AssertionError("it did not happen")
+    raise AssertionError("the condition was not met")
 
 
 def quiet() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
-def said(console: Console) -> str:
+def output(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -136,35 +142,37 @@ def said(console: Console) -> str:
         *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP)),
     ],
 )
-def test_interrupted_it_leaves_nothing_running_and_says_how_to_go_on(
+def test_an_interrupted_run_leaves_no_process_and_prints_how_to_continue(
     number: signal.Signals,
 ) -> None:
-    # Nobody could wait for its end.
+    # Long enough to be interrupted.
     write_suite(GRID | {"rounds": 100_000})
-    with started("--jobs", "2") as process:
+    with start("--jobs", "2") as process:
         try:
-            lanes = wait_until(lambda: both if len(both := children_of(process)) == 2 else None)
+            children = wait_until(lambda: both if len(both := children_of(process)) == 2 else None)
             process.send_signal(number)
-            _, words = process.communicate(timeout=PATIENCE_S)
+            _, text = process.communicate(timeout=DEADLINE_S)
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "0 of 2 jobs are finished and kept" in words
-    assert "lightyear-node experiment suite.yaml --out out --resume" in words
-    assert "Traceback" not in words
-    assert not any(child.is_running() for child in lanes)
+    assert "0 of 2 jobs are finished and kept" in text
+    assert "lightyear-node experiment suite.yaml --out out --resume" in text
+    assert "Traceback" not in text
+    assert not any(child.is_running() for child in children)
     assert list(Path("scratch").iterdir()) == []
     assert json.loads((OUT / "manifest.json").read_text())["finished"] is None
 
 
-def test_killed_torn_and_resumed_it_ends_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results of a run that was never interrupted, and nothing twice."""
+def test_a_killed_run_with_a_torn_line_can_be_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The results equal those of an uninterrupted run, without repetitions."""
     write_suite()
-    with started("--jobs", "1", "--no-view") as process:
+    with start("--jobs", "1", "--no-view") as process:
         wait_until(lambda: RESULTS.exists() and RESULTS.read_text().endswith("\n"))
-        # Somebody is writing there.
+        # The folder is locked.
         with pytest.raises(AlreadyRunning):
-            Folder(OUT)
+            ResultFolder(OUT)
         orphans = psutil.Process(process.pid).children()
         process.kill()
         process.wait()
@@ -173,18 +181,18 @@ def test_killed_torn_and_resumed_it_ends_complete(monkeypatch: pytest.MonkeyPatc
     [first] = read_lines(RESULTS)
     local, fedavg = expand(load_suite(SUITE))
     assert (first["key"], first["label"]) == (local.key, "local")
-    # The same suite again is refused unless it is meant.
+    # Without --resume the folder is refused.
     assert command("experiment", "suite.yaml", "--out", "out", monkeypatch=monkeypatch) == 78
-    # Another job had failed, and the power went while its next line was being written.
+    # Another job has failed, and a power cut has truncated the next line.
     with RESULTS.open("a") as file:
         file.write(json.dumps(failed_row("tiny", fedavg, "no luck")) + '\n{"schema_ver')
-    # Meanwhile the suite has changed: another label, and a second grid with the same work.
+    # The suite has changed: another label, and a second grid with the same work.
     rules = ["local", {"name": "fedavg", "label": "averaged"}]
     write_suite(GRID | {"rules": rules}, GRID | {"name": "again", "rules": ["local", "fedavg"]})
     console = quiet()
-    outcome = run(Options(suite=SUITE, out=OUT, resume=True, jobs=1), console)
+    outcome = run(ExperimentOptions(suite=SUITE, out=OUT, resume=True, jobs=1), console)
     assert (outcome.total, outcome.before, outcome.failures) == (4, 2, [])
-    assert "left out: 1 results that this suite does not ask for" in said(console)
+    assert "left out: 1 results that are not in this suite" in output(console)
     rows = read_lines(RESULTS)
     assert [(row["grid"], row["label"]) for row in rows] == [
         ("main", "local"),
@@ -210,8 +218,8 @@ def check_manifest(manifest: dict[str, Any]) -> None:
     assert str(Path.cwd()) not in everything
 
 
-def test_a_failing_job_is_recorded_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], published: list[Path]
+def test_a_failed_job_is_recorded_and_the_others_are_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reported: list[Path]
 ) -> None:
     Path("own_task.py").write_text(OWN_TASK)
     Path("images").mkdir()
@@ -230,116 +238,118 @@ def test_a_failing_job_is_recorded_and_the_others_go_on(
         by_seed[seed]["failed"] for seed in (1, 2)
     }
     assert str(Path.cwd()) not in RESULTS.read_text()
-    assert published == [OUT]
+    assert reported == [OUT]
     assert [(one["label"], one["seeds"]) for one in data["scores"]] == [("local only", [0])]
     assert "failed: the process was killed by SIGKILL" in shown.err
 
 
-def test_finished_work_is_never_done_again(
-    monkeypatch: pytest.MonkeyPatch, published: list[Path]
+def test_finished_work_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, reported: list[Path]
 ) -> None:
-    """All that is wanted is in the folder, some of it under another name."""
+    """All results are in the folder, some under another name."""
 
-    async def refuse(*question: object) -> None:
-        raise AssertionError("nothing is left to ask")
+    async def refuse(*job: object) -> None:
+        raise AssertionError("nothing is left to run")
 
-    monkeypatch.setattr(experiment.Nursery, "ask", refuse)
+    monkeypatch.setattr(experiment.ProcessPool, "run", refuse)
     write_suite()
-    made_up = [
+    invented = [
         failed_row("tiny", job, "") | {"sites": [], "seconds": 1.0}
         for job in expand(load_suite(SUITE))
     ]
-    for row in made_up:
+    for row in invented:
         del row["failed"]
-    with Folder(OUT) as folder:
-        folder.append(made_up)
+    with ResultFolder(OUT) as folder:
+        folder.append(invented)
     write_suite(GRID | {"name": "renamed"})
-    outcome = run(Options(suite=SUITE, out=OUT, resume=True), quiet())
+    outcome = run(ExperimentOptions(suite=SUITE, out=OUT, resume=True), quiet())
     assert (outcome.total, outcome.before, outcome.failures) == (2, 2, [])
     assert [row["grid"] for row in read_lines(RESULTS)] == ["renamed"] * 2
-    outcome = run(Options(suite=SUITE, out=OUT, resume=True, only="renamed"), quiet())
+    outcome = run(ExperimentOptions(suite=SUITE, out=OUT, resume=True, only="renamed"), quiet())
     assert outcome.before == 2
     with pytest.raises(ConfigError, match="no grid `rename`") as caught:
-        run(Options(suite=SUITE, out=OUT, resume=True, only="rename"), quiet())
+        run(ExperimentOptions(suite=SUITE, out=OUT, resume=True, only="rename"), quiet())
     assert caught.value.hint == "did you mean `renamed`?"
 
 
-def test_acceptance_is_measured_once_and_survives_a_run_of_one_grid(
-    monkeypatch: pytest.MonkeyPatch, published: list[Path]
+def test_acceptance_is_measured_once_and_kept_by_a_run_of_one_grid(
+    monkeypatch: pytest.MonkeyPatch, reported: list[Path]
 ) -> None:
-    asked: list[str] = []
+    modules: list[str] = []
 
-    async def answer(nursery: object, module: str, *more: object) -> list[Any]:
-        asked.append(module.rpartition(".")[2])
-        if asked[-1] == "simulate":
+    async def answer(pool: object, module: str, *more: object) -> list[Any]:
+        modules.append(module.rpartition(".")[2])
+        if modules[-1] == "simulate":
             raise LabError("no luck")
         return [[{"round": 0, "malfunction": "none", "paper": True, "guard": True}]]
 
-    monkeypatch.setattr(experiment.Nursery, "ask", answer)
+    monkeypatch.setattr(experiment.ProcessPool, "run", answer)
     block = {"task": "digits", "clients": 3, "rounds": [0], "malfunctions": ["sfa"]}
     write_suite(GRID | {"rules": ["local"]}, acceptance=[block])
     for only, total in ((None, 2), ("main", 1), (None, 2)):
-        options = Options(suite=SUITE, out=OUT, resume=True, view=False, only=only)
+        options = ExperimentOptions(suite=SUITE, out=OUT, resume=True, view=False, only=only)
         outcome = run(options, quiet())
         assert outcome.total == total
         assert [message for _, message in outcome.failures] == ["no luck"]
         [row] = read_lines(OUT / "acceptance.jsonl")
         assert (row["task"], row["seed"], row["paper"]) == ("digits", 0, True)
-    assert asked == ["simulate", "acceptance", "simulate", "simulate"]
-    assert published == []
+    assert modules == ["simulate", "acceptance", "simulate", "simulate"]
+    assert reported == []
 
 
-def test_data_is_asked_for_before_the_first_job() -> None:
+def test_missing_data_is_reported_before_the_first_job() -> None:
     write_suite(GRID | {"task": "femnist", "args": {}})
     with pytest.raises(ConfigError, match="task femnist reads prepared data") as caught:
-        run(Options(suite=SUITE, out=OUT), quiet())
+        run(ExperimentOptions(suite=SUITE, out=OUT), quiet())
     assert "--data" in str(caught.value.hint)
     Path("empty").mkdir()
     with pytest.raises(ConfigError, match=r"there is no femnist/femnist\.npz"):
-        run(Options(suite=SUITE, out=OUT, data=Path("empty")), quiet())
+        run(ExperimentOptions(suite=SUITE, out=OUT, data=Path("empty")), quiet())
     assert not OUT.exists()
 
 
-def test_report_draws_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], published: list[Path]
+def test_report_writes_the_report_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reported: list[Path]
 ) -> None:
     assert command("report", "somewhere", monkeypatch=monkeypatch) == 0
-    assert published == [Path("somewhere")]
+    assert reported == [Path("somewhere")]
     assert capsys.readouterr().out.strip() == "somewhere/report.html"
 
 
-class TestView:
-    def board(self) -> Board:
+class TestLiveView:
+    def some_progress(self) -> RunProgress:
         write_suite(GRID | {"malfunctions": ["none", "sfa"], "bad": [1]})
-        local, clean, spoilt = expand(load_suite(SUITE))
-        board = Board("tiny", 3, [Lane(clean, since=90.0, share=0.5), Lane()], began=80.0)
-        board.costs.add(local, 10.0)
-        board.pending = [spoilt]
-        board.done = 1
-        return board
+        local, clean, malfunctioning = expand(load_suite(SUITE))
+        progress = RunProgress(
+            "tiny", 3, [ChildSlot(clean, since=90.0, share=0.5), ChildSlot()], began=80.0
+        )
+        progress.costs.add(local, 10.0)
+        progress.pending = [malfunctioning]
+        progress.done = 1
+        return progress
 
-    def test_the_rest_is_estimated_from_the_nearest_relatives(self) -> None:
-        board = self.board()
-        # Nothing but local is known: half a job of 10 s and a whole one, in two lanes.
-        assert board.rest_s() == pytest.approx((5 + 10) / 2)
-        board.costs.add(board.pending[0], 30.0)  # type: ignore[arg-type]
-        assert board.rest_s() == pytest.approx((15 + 30) / 2)
-        assert Board("tiny", 1, [Lane()], pending=board.pending).rest_s() is None
+    def test_the_time_left_is_estimated_from_the_most_similar_jobs(self) -> None:
+        progress = self.some_progress()
+        # Only the cost of `local` is known: half a job of 10 s and a whole one, in two slots.
+        assert progress.left_s() == pytest.approx((5 + 10) / 2)
+        progress.costs.add(progress.pending[0], 30.0)  # type: ignore[arg-type]
+        assert progress.left_s() == pytest.approx((15 + 30) / 2)
+        assert RunProgress("tiny", 1, [ChildSlot()], pending=progress.pending).left_s() is None
 
     def test_costs_grow_with_rounds_and_sites(self) -> None:
         write_suite(GRID | {"rules": ["fedavg"]}, GRID | {"name": "long", "rounds": 4})
         short, *longer = expand(load_suite(SUITE))[1:]
-        costs = Costs()
+        costs = StepCosts()
         costs.add(short, 2.0)
         assert costs.expected_s(longer[-1]) == pytest.approx(8.0)
         block = AcceptanceBlock(task="digits", clients=3, rounds=(0,))
         assert costs.expected_s(AcceptanceJob(block, 0)) is None
 
-    def test_the_picture_has_every_lane(self) -> None:
+    def test_the_live_view_shows_every_slot(self) -> None:
         console = Console(file=io.StringIO(), width=100, force_terminal=True)
-        board = self.board()
-        board.failed = 1
-        console.print(picture(board, now=100.0))
+        progress = self.some_progress()
+        progress.failed = 1
+        console.print(render_progress(progress, now=100.0))
         for words in (
             "tiny",
             "2 of 3",
@@ -349,22 +359,24 @@ class TestView:
             "50 %",
             "nothing left",
         ):
-            assert words in said(console)
+            assert words in output(console)
 
-    def test_elsewhere_a_line_for_every_finished_job(self) -> None:
-        console, board = quiet(), self.board()
-        with showing(console, board) as finished:
-            finished(board.pending[0], "accuracy 0.500 (3 s)")
-        [words] = said(console).splitlines()
-        assert "1 of 3  main: digits, fedavg, 1 of 3 sfa, seed 0: accuracy 0.500 (3 s)" in words
-        assert words.endswith("about 8 s left")
-        with showing(console, board, shown=False) as finished:
-            finished(board.pending[0], "")
-        assert len(said(console).splitlines()) == 1
+    def test_without_a_terminal_every_finished_job_is_a_line(self) -> None:
+        console, progress = quiet(), self.some_progress()
+        with show_progress(console, progress) as finished:
+            finished(progress.pending[0], "accuracy 0.500 (3 s)")
+        [line] = output(console).splitlines()
+        assert "1 of 3  main: digits, fedavg, 1 of 3 sfa, seed 0: accuracy 0.500 (3 s)" in line
+        assert line.endswith("about 8 s left")
+        with show_progress(console, progress, shown=False) as finished:
+            finished(progress.pending[0], "")
+        assert len(output(console).splitlines()) == 1
 
 
-def test_the_environment_of_children_is_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightyear_node.lab.children import child_environment
+def test_children_inherit_no_settings_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lightyear_node.lab.process_pool import child_environment
 
     monkeypatch.setenv("LIGHTYEAR_DATA", "/elsewhere")
     assert "LIGHTYEAR_DATA" not in child_environment(None)

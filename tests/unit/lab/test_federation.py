@@ -1,9 +1,10 @@
-"""Laying out homes that real nodes accept, and never leaving a process behind."""
+"""Homes that real nodes accept, and processes that never outlive the federation."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,12 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from staged import FAKE_NODE, pretend_to_be_done
 
-from lightyear_node.config.agreement import RuleTerms, load_agreement
-from lightyear_node.config.site import Malfunction, TaskEntry
+from lightyear_node.config.federation import RuleConfig, load_federation_config
+from lightyear_node.config.node import TaskConfig
 from lightyear_node.errors import ConfigError
-from lightyear_node.home import load_home
 from lightyear_node.lab import federation as lab
 from lightyear_node.lab.federation import (
     Federation,
@@ -27,7 +26,10 @@ from lightyear_node.lab.federation import (
     log_tail,
     site_names,
 )
-from lightyear_node.observe.admin import ask
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.node.home import load_home
+from lightyear_node.observe.admin_socket import ask
+from tests.support.staged_demo import FAKE_NODE, write_finished_answers
 
 DEADLINE_S = 60.0
 
@@ -35,8 +37,10 @@ DEADLINE_S = 60.0
 @pytest.fixture
 def homes(tmp_path: Path) -> list[SiteHome]:
     names = site_names(3)
-    made = lay_out(tmp_path, names, rounds=2, malfunctions={names[2]: Malfunction(kind="sfa")})
-    pretend_to_be_done(made, rounds=2)
+    made = lay_out(
+        tmp_path, names, rounds=2, malfunctions={names[2]: MalfunctionConfig(kind="sfa")}
+    )
+    write_finished_answers(made, rounds=2)
     return made
 
 
@@ -52,7 +56,7 @@ def none_alive(pids: Sequence[int]) -> bool:
     return not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_every_home_passes_the_checks_of_a_real_start(tmp_path: Path) -> None:
+def test_every_home_passes_the_checks_of_start(tmp_path: Path) -> None:
     names = site_names(3)
     homes = lay_out(
         tmp_path,
@@ -60,9 +64,9 @@ def test_every_home_passes_the_checks_of_a_real_start(tmp_path: Path) -> None:
         federation="trial",
         seed=5,
         rounds=4,
-        rule=RuleTerms(tau=0.7),
-        malfunctions={names[2]: Malfunction(kind="ana", scale=2.0)},
-        task=TaskEntry(args={"epochs": 1}),
+        rule=RuleConfig(tau=0.7),
+        malfunctions={names[2]: MalfunctionConfig(kind="ana", scale=2.0)},
+        task=TaskConfig(args={"epochs": 1}),
     )
     digests = set()
     for home in homes:
@@ -73,25 +77,25 @@ def test_every_home_passes_the_checks_of_a_real_start(tmp_path: Path) -> None:
             flags={},
             now=datetime.now(UTC),
         )
-        digests.add(loaded.agreement.digest())
+        digests.add(loaded.federation.digest())
         assert loaded.us == home.name
         assert loaded.listen == home.address
-        assert loaded.site.http.listen == home.http_address
-        assert home.directory / loaded.site.state_dir == home.state_dir
-        assert loaded.site.worker.threads == 1
-        assert loaded.site.task.args == {"epochs": 1}
-        assert loaded.site.malfunction == home.malfunction
+        assert loaded.config.http.listen == home.http_address
+        assert home.directory / loaded.config.state_dir == home.state_dir
+        assert loaded.config.worker.threads == 1
+        assert loaded.config.task.args == {"epochs": 1}
+        assert "malfunction" not in (home.directory / "node.yaml").read_text()
         key = home.directory / "keys" / "tls.key"
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    agreement = load_agreement(tmp_path / "peers.yaml")
-    assert digests == {agreement.digest()}
-    assert (agreement.federation, agreement.seed, agreement.rounds) == ("trial", 5, 4)
-    assert agreement.rule.tau == 0.7
-    assert agreement.barrier == lab.LOCAL_BARRIER
+    config = load_federation_config(tmp_path / "peers.yaml")
+    assert digests == {config.digest()}
+    assert (config.federation, config.seed, config.rounds) == ("trial", 5, 4)
+    assert config.rule.tau == 0.7
+    assert config.barrier == lab.LOCAL_BARRIER
     assert [home.malfunction is not None for home in homes] == [False, False, True]
 
 
-def test_names_are_in_the_order_the_data_is_dealt_in() -> None:
+def test_site_names_are_sorted_and_limited_in_number() -> None:
     for count in (2, 5, 26, 27, 64):
         names = site_names(count)
         assert len(set(names)) == count
@@ -101,12 +105,21 @@ def test_names_are_in_the_order_the_data_is_dealt_in() -> None:
             site_names(count)
 
 
-def test_no_port_is_given_twice() -> None:
-    ports = free_ports(40)
-    assert len(set(ports)) == 40
+def test_free_ports_are_different() -> None:
+    ports = [*free_ports(40), *free_ports(40)]
+    assert len(set(ports)) == 80
 
 
-def test_sites_are_asked_and_end_with_the_context(homes: list[SiteHome]) -> None:
+def test_a_port_in_use_is_not_returned() -> None:
+    # It continues after the ports that were returned last: the next one is taken here.
+    following = free_ports(1)[0] + 1
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", following))
+        taken.listen()
+        assert following not in free_ports(40)
+
+
+def test_sites_answer_and_end_with_the_context(homes: list[SiteHome]) -> None:
     with Federation(homes, FAKE_NODE) as federation:
         statuses = federation.wait_until(are_up, DEADLINE_S)
         assert {name: status and status["name"] for name, status in statuses.items()} == {
@@ -119,7 +132,7 @@ def test_sites_are_asked_and_end_with_the_context(homes: list[SiteHome]) -> None
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ZeroDivisionError])
-def test_nothing_is_left_when_the_context_ends_by_an_exception(
+def test_no_process_is_left_after_an_exception(
     homes: list[SiteHome], kind: type[BaseException]
 ) -> None:
     pids: list[int] = []
@@ -135,7 +148,7 @@ def test_nothing_is_left_when_the_context_ends_by_an_exception(
     assert none_alive(pids)
 
 
-def test_a_site_that_does_not_listen_is_killed(
+def test_a_site_that_ignores_sigterm_is_killed(
     homes: list[SiteHome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lab, "STOP_TIMEOUT_S", 0.2)
@@ -145,15 +158,15 @@ def test_a_site_that_does_not_listen_is_killed(
     assert none_alive(pids)
 
 
-def test_a_paused_site_is_stopped_too(homes: list[SiteHome]) -> None:
+def test_a_paused_site_is_terminated(homes: list[SiteHome]) -> None:
     with Federation(homes, FAKE_NODE) as federation:
         federation.wait_until(are_up, DEADLINE_S)
         os.kill(federation.pid(homes[0].name), signal.SIGSTOP)
-    # By being asked, not by force.
+    # By SIGTERM, not by SIGKILL.
     assert federation.wait_for_exit(homes[0].name) == 0
 
 
-def test_a_site_that_ends_by_itself_is_told_with_the_end_of_its_log(
+def test_a_crashed_site_is_reported_with_the_end_of_its_log(
     homes: list[SiteHome],
 ) -> None:
     with (
@@ -164,7 +177,7 @@ def test_a_site_that_ends_by_itself_is_told_with_the_end_of_its_log(
     assert "cannot listen: the port is taken" in str(caught.value)
 
 
-def test_a_site_may_be_killed_and_started_again(homes: list[SiteHome]) -> None:
+def test_a_site_can_be_killed_and_restarted(homes: list[SiteHome]) -> None:
     name = homes[1].name
     with Federation(homes, FAKE_NODE) as federation:
         federation.wait_until(are_up, DEADLINE_S)
@@ -180,7 +193,7 @@ def test_a_site_may_be_killed_and_started_again(homes: list[SiteHome]) -> None:
         assert federation.pid(name) != first
 
 
-def test_a_deadline_that_passes_says_what_the_sites_were_doing(homes: list[SiteHome]) -> None:
+def test_a_missed_deadline_reports_the_sites_states(homes: list[SiteHome]) -> None:
     with Federation(homes, FAKE_NODE) as federation:
         federation.wait_until(are_up, DEADLINE_S)
         seen: list[lab.Statuses] = []
@@ -201,7 +214,7 @@ def test_the_callers_settings_do_not_reach_the_sites(
     assert environment["SOMETHING_ELSE"] == "kept"
 
 
-def test_the_tail_of_a_log_is_short_and_needs_no_log(tmp_path: Path) -> None:
+def test_the_log_tail_is_short_and_may_be_missing(tmp_path: Path) -> None:
     path = tmp_path / "node.log"
     assert "no log" in log_tail(path)
     path.write_text("".join(f"line {number}\n" for number in range(10_000)))

@@ -1,4 +1,4 @@
-"""Figures: each is there when its rows are, and shows what they say."""
+"""Figures: each is drawn if it has rows, and shows their values."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import Line, job, verdict, write
 
 from lightyear_node.lab.figures import drawings
-from lightyear_node.lab.figures_cost import Traffic, traffic
-from lightyear_node.lab.ink import DARK, LIGHT, as_png, as_svg
-from lightyear_node.lab.rows import read
+from lightyear_node.lab.figures_cost import RoundTraffic, traffic
+from lightyear_node.lab.plot_style import DARK, LIGHT, as_png, as_svg
+from lightyear_node.lab.results_reader import read
+from tests.support.invented_results import Line, job, verdict, write
 
 VERDICTS = {"honest": {"ok": 3, "too_far": 1}, "malfunctioning": {"ok": 1, "too_far": 1}}
 
@@ -44,13 +44,13 @@ def lines_of(axes: Any) -> dict[str, list[tuple[float, float]]]:
     }
 
 
-def words_of(figure: Any) -> str:
+def texts_of(figure: Any) -> str:
     import matplotlib.text
 
     return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
 
 
-def test_only_what_has_rows_is_drawn(tmp_path: Path) -> None:
+def test_only_figures_with_rows_are_drawn(tmp_path: Path) -> None:
     clean = job("krum", [0.5] * 3, update_bytes=None)
     assert list(figures_of(tmp_path / "a", [clean])) == []
     names = ["box", "curves-femnist-main", "acceptance-femnist-main", "communication"]
@@ -108,7 +108,7 @@ def test_agreement_and_distance_are_drawn_from_measured_verdicts(tmp_path: Path)
     ]
     shares = [text.get_text() for text in agreement.texts]
     assert shares == ["100 % above τ, n = 4", "33 % above τ, n = 3"]
-    # The limit is 0.5: honest ones are at half of it, the others at twice.
+    # The limit is 0.5: honest updates are at half of it, the others at twice.
     assert [text.get_text() for text in distance.texts] == [
         "100 % within, n = 4",
         "0 % within, n = 4",
@@ -141,29 +141,29 @@ def test_gamma_is_drawn_over_its_values(tmp_path: Path) -> None:
     assert [pytest.approx(y) for y in axes.get_lines()[0].get_ydata()] == [0, 60, 70]
 
 
-def test_noise_shows_the_score_and_what_was_let_in(tmp_path: Path) -> None:
+def test_noise_shows_the_score_and_the_share_accepted(tmp_path: Path) -> None:
     lines = [
         job(
             "krum", [final] * 3, grid="noise", malfunction="ana", scale=scale, bad=1,
-            verdicts={"malfunctioning": {"ok": let_in, "too_far": 4 - let_in}},
+            verdicts={"malfunctioning": {"ok": accepted, "too_far": 4 - accepted}},
         )
-        for scale, final, let_in in ((120.5, 0.5, 0), (1.5, 0.7, 4), (50.0, 0.6, 1))
+        for scale, final, accepted in ((120.5, 0.5, 0), (1.5, 0.7, 4), (50.0, 0.6, 1))
     ]  # fmt: skip
     above, below = figures_of(tmp_path, lines)["noise"].axes
     assert [y for _, y in lines_of(above)["Krum"]] == [pytest.approx(v) for v in (70, 60, 50)]
     assert [y for _, y in lines_of(below)["Krum"]] == [100, 25, 0]
 
 
-def test_the_heat_map_tells_shares_of_verdicts(tmp_path: Path) -> None:
+def test_the_heat_map_shows_shares_of_verdicts(tmp_path: Path) -> None:
     figure = figures_of(tmp_path, grid())["acceptance-femnist-main"]
     accepted, rejected = figure.axes
     assert [text.get_text() for text in accepted.texts] == ["50 %"] * 6
-    # Rules by columns none, sfa, random; the clean run of FedAvg judged nobody.
+    # Rules by columns none, sfa, random; the clean runs have no verdicts.
     assert [text.get_text() for text in rejected.texts] == ["·", "25 %", "25 %"] * 3
 
 
-def test_the_cost_is_the_arithmetic_it_says(tmp_path: Path) -> None:
-    assert traffic(4, 10) == Traffic(
+def test_the_traffic_equals_the_formulas(tmp_path: Path) -> None:
+    assert traffic(4, 10) == RoundTraffic(
         mesh=120, mesh_site=60, server_based=80, server=80, server_client=20
     )
     left, right = figures_of(tmp_path, grid())["communication"].axes
@@ -174,7 +174,7 @@ def test_the_cost_is_the_arithmetic_it_says(tmp_path: Path) -> None:
     assert len(right.get_lines()) == 3
 
 
-def test_a_label_is_never_a_formula_and_files_never_collide(tmp_path: Path) -> None:
+def test_labels_are_no_formulas_and_file_names_are_unique(tmp_path: Path) -> None:
     hostile = r"$\frac{<script>"
     lines = [
         *(job("krum", [0.5] * 3, label=hostile, malfunction="sfa", bad=bad) for bad in (1, 2)),
@@ -184,11 +184,11 @@ def test_a_label_is_never_a_formula_and_files_never_collide(tmp_path: Path) -> N
     ]
     figures = figures_of(tmp_path, lines)
     assert {"curves-femnist-a-b", "curves-femnist-a-b-2", "curves-femnist-x"} <= set(figures)
-    assert hostile in words_of(figures["curves-femnist-main"])
+    assert hostile in texts_of(figures["curves-femnist-main"])
     assert b"<svg" in as_svg(figures["curves-femnist-main"])
 
 
-def test_pictures_are_the_same_bytes_again_and_dark_is_another(tmp_path: Path) -> None:
+def test_figures_are_deterministic_and_dark_ones_differ(tmp_path: Path) -> None:
     write(tmp_path, grid())
     one = next(one for one in drawings(read(tmp_path)) if one.name == "curves-femnist-main")
     first, again, dark = one.draw(LIGHT), one.draw(LIGHT), one.draw(DARK)

@@ -1,4 +1,4 @@
-"""Suite files: what is refused and with which words, and what a good one expands to."""
+"""Suite files: which are refused and how, and the jobs of a valid one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightyear_node.config.agreement import ALONE
-from lightyear_node.config.site import Malfunction
+from lightyear_node.config.federation import ALONE
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab.jobs import (
     Job,
@@ -23,9 +22,11 @@ from lightyear_node.lab.jobs import (
     expand_acceptance,
     malfunctions_of,
 )
-from lightyear_node.lab.suite import MALFUNCTIONS, NONE, RULES, RULES_GROUP, Suite, load_suite
+from lightyear_node.lab.malfunctions import MalfunctionConfig
+from lightyear_node.lab.suite import NONE, RULES, RULES_GROUP, Suite, load_suite
+from tests.support.paths import DOCS
 
-RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+RESULTS = DOCS / "results"
 GRID: dict[str, Any] = {
     "name": "main",
     "task": "digits",
@@ -44,14 +45,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def written(document: object) -> Suite:
-    Path("suite.yaml").write_text(json.dumps(document, indent=1))  # which is YAML, too
+def suite_from(document: object) -> Suite:
+    Path("suite.yaml").write_text(json.dumps(document, indent=1))  # JSON is YAML
     return load_suite(Path("suite.yaml"))
 
 
 def suite_with(**changes: object) -> Suite:
     grid = {key: value for key, value in (GRID | changes).items() if value is not ...}
-    return written({"name": "tiny", "grids": [grid]})
+    return suite_from({"name": "tiny", "grids": [grid]})
 
 
 def refusal(**changes: object) -> str:
@@ -60,7 +61,7 @@ def refusal(**changes: object) -> str:
     return str(caught.value)
 
 
-def told(jobs: list[Job]) -> list[tuple[str, str, int, int]]:
+def labels_of(jobs: list[Job]) -> list[tuple[str, str, int, int]]:
     return [
         (job.label, job.malfunction.kind if job.malfunction else NONE, job.bad, job.seed)
         for job in jobs
@@ -96,22 +97,28 @@ class TestRefused:
             ({"args": {"data": "/somewhere"}}, "with --data or LIGHTYEAR_DATA"),
             ({"task": "own:build", "metric": ...}, "`grids.0.metric` is missing"),
             ({"task": "own:build", "metric": "a", "rounds": ...}, "`grids.0.rounds` is missing"),
+            ({"partition": "dirichlt"}, "`grids.0.partition.kind`: Input should be 'iid'"),
+            ({"partition": {"kind": "iid", "alpha": 1}}, "partition iid has no `alpha`"),
+            ({"partition": {"kind": "iid", "sed": 1}}, "unknown key `sed`: did you mean `seed`?"),
+            ({"participation": 0}, "greater than 0"),
+            ({"participation": 1.5}, "less than or equal to 1"),
+            ({"malfunctions": [{"kind": "sfa", "options": {"a": 1}}]}, "sfa has no option `a`"),
             ({"name": "Main grid"}, "a name is lower-case letters"),
         ],
     )
-    def test_a_wrong_grid_is_refused_with_words_that_help(
+    def test_an_invalid_grid_is_refused_with_a_helpful_message(
         self, changes: dict[str, object], words: str
     ) -> None:
         assert words in refusal(**changes)
 
-    def test_one_label_for_two_rules(self) -> None:
+    def test_one_label_for_two_rules_is_refused(self) -> None:
         rules = [{"name": "lightyear", "gamma": gamma, "label": "X"} for gamma in (0.5, 0.9)]
         assert "two different rules are called `X`" in refusal(rules=rules)
-        # Without a label they are told apart by their terms.
+        # Without a label their terms distinguish them.
         unnamed = [{"name": "lightyear", "gamma": gamma} for gamma in (0.5, 0.9)]
         assert len(expand(suite_with(rules=unnamed, malfunctions=["none"], seeds=[0]))) == 2
 
-    def test_a_line_is_named(self) -> None:
+    def test_an_error_names_its_line(self) -> None:
         grid = ["- name: main", "  task: digits", "  rules: [local]", "  seedz: [1]"]
         text = "\n".join(["name: tiny", "grids:", *grid, ""])
         Path("suite.yaml").write_text(text)
@@ -127,19 +134,19 @@ class TestRefused:
             ({"name": "tiny", "acceptance": [{"task": "digits"}]}, "`acceptance.0.rounds`"),
         ],
     )
-    def test_a_wrong_suite(self, document: object, words: str) -> None:
+    def test_an_invalid_suite_is_refused(self, document: object, words: str) -> None:
         with pytest.raises(ConfigError) as caught:
-            written(document)
+            suite_from(document)
         assert words in str(caught.value)
 
     def test_a_rule_of_an_installed_package_is_known(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert "there is no rule `mine`" in refusal(rules=["mine"])
-        metadata = folder / "somebodys_rules-0.1.dist-info"
+        metadata = folder / "other_rules-0.1.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: s\nVersion: 0.1\n")
-        # There is no such module: reading a suite imports nothing.
+        # The module does not exist: reading a suite imports nothing.
         points = f"[{RULES_GROUP}]\nmine = nowhere:rule\n"
         (metadata / "entry_points.txt").write_text(points)
         monkeypatch.syspath_prepend(str(folder))
@@ -147,18 +154,18 @@ class TestRefused:
         assert (rule.label, rule.terms.options) == ("mine", {"top": None})
         assert "did you mean `mine`?" in refusal(rules=["mien"])
 
-    def test_no_such_file(self) -> None:
+    def test_a_missing_file_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"elsewhere\.yaml: no such file"):
             load_suite(Path("elsewhere.yaml"))
 
 
 @pytest.mark.usefixtures("folder")
 class TestExpanded:
-    def test_local_once_clean_once_the_rest_by_count(self) -> None:
+    def test_local_and_clean_runs_are_jobs_once_the_others_per_count(self) -> None:
         jobs = expand(suite_with())
-        # By seed: local; two rules clean; two rules under two malfunctions with two counts each.
+        # Per seed: local; two rules clean; two rules × two malfunctions × two counts.
         assert len(jobs) == 2 * (1 + 2 + 2 * 2 * 2)
-        counted = Counter(told(jobs))
+        counted = Counter(labels_of(jobs))
         assert set(counted.values()) == {1}
         for seed in (0, 1):
             assert [one for one in counted if one[0] == "local" and one[3] == seed] == [
@@ -169,9 +176,9 @@ class TestExpanded:
                 for kind in ("sfa", "ana"):
                     assert counted[label, kind, 1, seed] == counted[label, kind, 3, seed] == 1
 
-    def test_without_none_nothing_runs_clean_but_local(self) -> None:
+    def test_without_none_only_local_runs_clean(self) -> None:
         jobs = expand(suite_with(malfunctions=["sfa"], bad=[2], seeds=[5]))
-        assert told(jobs) == [
+        assert labels_of(jobs) == [
             ("local", NONE, 0, 5),
             ("fedavg", "sfa", 2, 5),
             ("LIGHTYEAR", "sfa", 2, 5),
@@ -188,16 +195,16 @@ class TestExpanded:
     def test_the_first_seed_is_complete_first_and_begins_with_the_references(self) -> None:
         jobs = expand(suite_with())
         assert [job.seed for job in jobs] == [0] * 11 + [1] * 11
-        assert told(jobs)[:4] == [
+        assert labels_of(jobs)[:4] == [
             ("local", NONE, 0, 0),
             ("fedavg", NONE, 0, 0),
             ("LIGHTYEAR", NONE, 0, 0),
             ("fedavg", "sfa", 1, 0),
         ]
 
-    def test_two_grids_share_the_work_but_not_the_key(self) -> None:
+    def test_equal_jobs_of_two_grids_share_the_work_but_not_the_key(self) -> None:
         grid = GRID | {"rules": ["fedavg"], "malfunctions": ["none"], "seeds": [0]}
-        one, two = expand(written({"name": "t", "grids": [grid, grid | {"name": "again"}]}))
+        one, two = expand(suite_from({"name": "t", "grids": [grid, grid | {"name": "again"}]}))
         assert (one.work, one.grid, two.grid) == (two.work, "main", "again")
         assert one.key != two.key
 
@@ -214,7 +221,7 @@ class TestExpanded:
             {"bad": [2]},
         ],
     )
-    def test_whatever_is_computed_differently_has_another_key(self, change: dict[str, Any]) -> None:
+    def test_a_different_computation_has_another_key(self, change: dict[str, Any]) -> None:
         plain: dict[str, Any] = {"rules": ["fedavg"], "malfunctions": ["sfa"], "bad": [1]}
         [before] = expand(suite_with(**plain, seeds=[0]))
         [after] = expand(suite_with(**({**plain, "seeds": [0]} | change)))
@@ -222,21 +229,21 @@ class TestExpanded:
         assert before.key != after.key
         assert len(before.key) == 16
 
-    def test_keys_stay_what_they_are(self) -> None:
-        """Finished results are found again by them, also by a later version."""
+    def test_keys_do_not_depend_on_order_or_suite_name(self) -> None:
+        """Finished results are found by their keys, also by later versions."""
         reordered = dict(reversed(list(GRID.items())))
         assert {job.key for job in expand(suite_with())} == {
-            job.key for job in expand(written({"name": "other", "grids": [reordered]}))
+            job.key for job in expand(suite_from({"name": "other", "grids": [reordered]}))
         }
 
     @pytest.mark.parametrize("name", ["femnist", "guard", "hospitals"])
-    def test_published_results_are_those_of_their_suites(self, name: str) -> None:
+    def test_published_results_have_the_keys_of_their_suites(self, name: str) -> None:
         published = RESULTS / name
         wanted = {job.key for job in expand(load_suite(published / "suite.yaml"))}
         lines = (published / "results.jsonl").read_text().splitlines()
         assert {json.loads(line)["key"] for line in lines} == wanted
 
-    def test_measuring_merged_models_makes_another_job_and_not_doing_so_none(self) -> None:
+    def test_the_merge_check_is_part_of_the_work_unless_it_is_the_default(self) -> None:
         def work(**terms: object) -> str:
             rule = {"name": "lightyear", **terms}
             [job] = expand(suite_with(rules=[rule], malfunctions=["none"], bad=[], seeds=[0]))
@@ -247,26 +254,26 @@ class TestExpanded:
         assert work(guard=False) == work(guard=False, harm_max=False)
         assert work(guard=False) != work(guard=False, harm_max=0.1)
 
-    def test_what_is_left_out_is_the_built_in_tasks_own(self) -> None:
+    def test_omitted_values_are_the_built_in_tasks_defaults(self) -> None:
         defaults = {"clients": ..., "rounds": ..., "seeds": ..., "bad": [4]}
         job = expand(suite_with(**defaults))[0]
         assert (job.clients, job.rounds, job.metric, job.seed) == (5, 8, "accuracy", 0)
-        assert job.entry.entry == "lightyear_node.tasks.digits:build"
+        assert job.entry.entry == "lightyear_node.lab.tasks.digits:build"
         own = suite_with(task="my.module:build", metric="dice", args={"lr": 0.1})
         assert expand(own)[0].entry.model_dump() == {
             "entry": "my.module:build",
             "args": {"lr": 0.1},
         }
 
-    def test_acceptance_blocks_are_asked_seed_by_seed(self) -> None:
+    def test_acceptance_blocks_become_one_job_per_seed(self) -> None:
         block = {"task": "digits", "clients": 3, "rounds": [0, 2], "seeds": [4, 5]}
-        suite = written({"name": "t", "acceptance": [block | {"malfunctions": ["none", "sfa"]}]})
+        suite = suite_from({"name": "t", "acceptance": [block | {"malfunctions": ["none", "sfa"]}]})
         jobs = expand_acceptance(suite)
         assert [job.seed for job in jobs] == [4, 5]
-        question = jobs[0].question()
-        assert question["rounds"] == [0, 2]
-        # Honest messages are measured anyway.
-        assert [one["kind"] for one in question["malfunctions"]] == ["sfa"]
+        request = jobs[0].request()
+        assert request["rounds"] == [0, 2]
+        # Honest messages are always measured.
+        assert [one["kind"] for one in request["malfunctions"]] == ["sfa"]
         assert len({job.key for job in jobs}) == 2
 
 
@@ -276,15 +283,17 @@ class TestBadSites:
         order = bad_order(8, seed)
         assert sorted(order) == list(range(8))
         names = client_names(8)
-        sets = [set(malfunctions_of(names, Malfunction(kind="sfa"), k, seed)) for k in range(9)]
+        sets = [
+            set(malfunctions_of(names, MalfunctionConfig(kind="sfa"), k, seed)) for k in range(9)
+        ]
         assert [len(one) for one in sets] == list(range(9))
         assert all(smaller < larger for smaller, larger in itertools.pairwise(sets))
 
-    def test_other_seeds_choose_others(self) -> None:
+    def test_different_seeds_choose_different_sets(self) -> None:
         assert len({bad_order(8, seed) for seed in range(5)}) == 5
 
     @pytest.mark.usefixtures("folder")
-    def test_all_rules_and_malfunctions_meet_the_same_bad_sites(self) -> None:
+    def test_all_rules_and_malfunctions_have_the_same_bad_sites(self) -> None:
         jobs = [job for job in expand(suite_with()) if job.bad == 3 and job.seed == 1]
         chosen = {frozenset(job.spec().malfunctions) for job in jobs}
         assert len(jobs) == 4
@@ -294,26 +303,27 @@ class TestBadSites:
             "ana",
         }
 
-    def test_names_sort_as_they_are_numbered(self) -> None:
+    def test_names_sort_in_numeric_order(self) -> None:
         assert client_names(10)[-1] == "client-9"
         assert client_names(11)[:2] == ["client-00", "client-01"]
         for count in (2, 10, 11, 64):
             assert client_names(count) == sorted(client_names(count))
 
 
-def test_the_names_written_out_are_those_that_exist() -> None:
-    from lightyear_node.learning.malfunctions import Malfunction as Kind
-    from lightyear_node.learning.rules import RULES as made
-    from lightyear_node.learning.rules.own import GROUP
+def test_the_listed_names_are_those_in_the_code() -> None:
 
-    assert set(MALFUNCTIONS) == set(Kind)
+    from lightyear_node.learning.rules import RULES as made
+    from lightyear_node.learning.rules.plugins import GROUP
+
     assert ALONE in RULES
     assert sorted(RULES) == sorted(made)
     assert RULES_GROUP == GROUP
 
 
-def test_neither_torch_nor_numpy_is_needed_to_read_a_suite() -> None:
-    modules = "lightyear_node.lab.experiment, lightyear_node.lab.trial, lightyear_node.cli.lab"
+def test_reading_a_suite_loads_neither_torch_nor_numpy() -> None:
+    modules = (
+        "lightyear_node.lab.experiment, lightyear_node.lab.simulate_command, lightyear_node.cli.lab"
+    )
     heavy = "{'torch', 'numpy', 'matplotlib', 'sklearn'}"
     probe = f"import sys, {modules}; print(sorted({heavy} & set(sys.modules)))"
     shown = subprocess.run(
@@ -323,13 +333,31 @@ def test_neither_torch_nor_numpy_is_needed_to_read_a_suite() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_how_weights_travel_is_part_of_the_work_where_it_is_not_as_usual() -> None:
+def test_partition_and_participation_are_part_of_the_work_unless_they_are_the_default() -> None:
+    usual = expand(suite_with())
+    assert expand(suite_with(participation=1.0, partition=None)) == usual
+    assert not {"partition", "participation"} & usual[0].identity().keys()
+    changed = expand(suite_with(participation=0.5, partition="dirichlet"))
+    assert {job.work for job in changed}.isdisjoint(job.work for job in usual)
+    written = expand(suite_with(participation=0.5, partition={"kind": "dirichlet", "alpha": 0.5}))
+    assert [job.work for job in written] == [job.work for job in changed]
+    identity, spec = changed[0].identity(), changed[0].spec()
+    assert identity["partition"] == {"kind": "dirichlet", "alpha": 0.5, "samples_min": 10}
+    assert (identity["participation"], spec.participation) == (0.5, 0.5)
+    assert spec.partition is not None
+    block = {"task": "digits", "rounds": [0], "malfunctions": ["sfa"], "partition": "iid"}
+    [job] = expand_acceptance(suite_from({"name": "t", "acceptance": [block]}))
+    assert job.request()["partition"] == {"kind": "iid", "samples_min": 10}
+
+
+@pytest.mark.usefixtures("folder")
+def test_exchange_settings_are_part_of_the_work_unless_they_are_the_default() -> None:
     usual = expand(suite_with())
     assert expand(suite_with(exchange={"dtype": "float32", "include": ["*"]})) == usual
     assert all("exchange" not in job.identity() for job in usual)
     short = expand(suite_with(exchange={"dtype": "bfloat16", "exclude": ["*.bias"]}))
     assert {job.work for job in short}.isdisjoint(job.work for job in usual)
-    told = {"dtype": "bfloat16", "exclude": ["*.bias"]}
-    assert all(job.identity()["exchange"] == told for job in short)
+    expected = {"dtype": "bfloat16", "exclude": ["*.bias"]}
+    assert all(job.identity()["exchange"] == expected for job in short)
     assert {job.spec().exchange.dtype for job in short} == {"bfloat16"}
     assert "'float16'" in refusal(exchange={"dtype": "flaot16"})

@@ -1,4 +1,4 @@
-"""Tables: the numbers are those worked out by hand, and nothing is dropped in silence."""
+"""Tables: the numbers equal those computed by hand, and nothing is dropped silently."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import Line, job, write
 
 from lightyear_node.errors import ConfigError
-from lightyear_node.lab import paper, typeset
-from lightyear_node.lab.rows import read
+from lightyear_node.lab import paper_numbers, table_formats
+from lightyear_node.lab.results_reader import read
 from lightyear_node.lab.tables import LONG_COLUMNS, Table, chapters, long_rows
+from tests.support.invented_results import Line, job, write
 
 ONE, TWO = [0.5, 0.7, 0.9, 0.3], [0.7, 0.7, 0.7, 0.7]
 """Means 60 and 70; over the clients sqrt(500) = 22.36 and 0; over the seeds sqrt(50) = 7.07."""
@@ -31,20 +31,24 @@ def texts(table: Table) -> list[list[str]]:
     return [[entry.text for entry in line] for line in table.lines]
 
 
+def markdown_of(folder: Path, lines: list[Line]) -> str:
+    return table_formats.markdown(chapters(read(write(folder, lines))))
+
+
 def long_of(folder: Path, lines: list[Line]) -> list[dict[str, str]]:
-    text = typeset.comma_separated(LONG_COLUMNS, long_rows(read(write(folder, lines))))
+    text = table_formats.comma_separated(LONG_COLUMNS, long_rows(read(write(folder, lines))))
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_means_and_spreads_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+def test_means_and_spreads_equal_values_computed_by_hand(tmp_path: Path) -> None:
     lines = [
         job("fedavg", ONE, malfunction="sfa", bad=1, seed=0),
         job("fedavg", TWO, malfunction="sfa", bad=1, seed=1),
     ]
-    everybody, honest = long_of(tmp_path, lines)
-    assert (everybody["population"], everybody["mean"]) == ("all", "65.0000")
-    assert (everybody["std_clients"], everybody["std_seeds"]) == ("11.1803", "7.0711")
-    assert everybody["seeds"] == "2"
+    everyone, honest = long_of(tmp_path, lines)
+    assert (everyone["population"], everyone["mean"]) == ("all", "65.0000")
+    assert (everyone["std_clients"], everyone["std_seeds"]) == ("11.1803", "7.0711")
+    assert everyone["seeds"] == "2"
     # The first client is the malfunctioning one: (70 + 90 + 30) / 3, then 70.
     assert (honest["population"], honest["mean"]) == ("honest", "66.6667")
     shown = tables_of(tmp_path, lines)["femnist, main: flipped signs (SFA), all clients"]
@@ -52,7 +56,7 @@ def test_means_and_spreads_are_those_worked_out_by_hand(tmp_path: Path) -> None:
     assert list(shown.columns) == ["rule", "1"]
 
 
-def test_the_long_table_has_the_promised_columns_and_counts(tmp_path: Path) -> None:
+def test_the_long_table_has_these_columns_and_counts(tmp_path: Path) -> None:
     verdicts = {
         "honest": {"ok": 30, "too_far": 4, "agreement_below_tau": 2},
         "malfunctioning": {"ok": 5, "too_far": 7},
@@ -72,7 +76,7 @@ def test_the_long_table_has_the_promised_columns_and_counts(tmp_path: Path) -> N
     assert (row["honest_rejected"], row["honest_judged"]) == ("12", "72")
 
 
-def test_differences_are_of_the_same_clients_and_the_same_seed(tmp_path: Path) -> None:
+def test_differences_compare_the_same_clients_and_seed(tmp_path: Path) -> None:
     lines = [
         job("local", [0.1, 0.2, 0.3, 0.4], seed=0),
         job("local", [0.0, 0.5, 0.5, 0.5], seed=1),
@@ -106,7 +110,7 @@ def test_local_runs_of_another_grid_count_only_if_their_arguments_are_known(tmp_
     assert not compared({}, {})
 
 
-def test_missing_and_diverged_clients_are_shown_as_such(tmp_path: Path) -> None:
+def test_missing_and_diverged_clients_are_marked(tmp_path: Path) -> None:
     lines = [
         job("fedavg", [None, 0.9, 0.7, None], malfunction="sfa", bad=1),
         job("fedavg", [None] * 4, malfunction="sfa", bad=3),
@@ -124,7 +128,7 @@ def test_missing_and_diverged_clients_are_shown_as_such(tmp_path: Path) -> None:
     assert (gone["mean"], gone["std_clients"], gone["diverged"]) == ("", "", "4")
 
 
-def test_nan_written_as_such_is_a_diverged_client_too(tmp_path: Path) -> None:
+def test_a_nan_in_the_file_is_a_diverged_client(tmp_path: Path) -> None:
     (row, _) = long_of(tmp_path, [job("fedavg", [float("nan"), 0.5])])
     assert (row["mean"], row["diverged"]) == ("50.0000", "1")
 
@@ -147,7 +151,7 @@ def test_the_best_is_bold_but_never_a_rule_with_diverged_clients(tmp_path: Path)
     shown = tables_of(tmp_path, lines)["femnist, main: flipped signs (SFA), all clients"]
     bold = [line[0].text for line in shown.lines if line[1].bold]
     assert bold == ["Krum", "BALANCE"]  # equal as shown
-    assert r"Krum & \textbf{60.0 $\pm$ 0.0} \\" in typeset.latex(chapters(read(tmp_path)))
+    assert r"Krum & \textbf{60.0 $\pm$ 0.0} \\" in table_formats.latex(chapters(read(tmp_path)))
 
 
 def test_clean_and_local_runs_are_shown_once_and_rules_in_the_papers_order(tmp_path: Path) -> None:
@@ -191,14 +195,14 @@ def test_rules_that_differ_in_their_terms_never_share_a_line(tmp_path: Path) -> 
     assert [line[0].text for line in shown.lines] == ["ours (gamma 0.5)", "ours (gamma 0.9)"]
 
 
-def test_noise_of_two_strengths_is_two_tables(tmp_path: Path) -> None:
+def test_each_strength_of_noise_has_its_own_table(tmp_path: Path) -> None:
     lines = [job("krum", ONE, malfunction="ana", scale=s, bad=1) for s in (50.0, 120.5)]
     titles = list(tables_of(tmp_path, lines))
     assert "femnist, main: noise (ANA), scale 50, all clients" in titles
     assert "femnist, main: noise (ANA), scale 120.5, all clients" in titles
 
 
-def test_a_grid_that_was_run_in_two_settings_is_two_sections(tmp_path: Path) -> None:
+def test_a_grid_with_two_settings_has_two_sections(tmp_path: Path) -> None:
     lines = [job("krum", ONE), job("krum", ONE, rounds=9)]
     assert [row["grid"] for row in long_of(tmp_path, lines)[::2]] == [
         "main (4 clients, 3 rounds)",
@@ -212,7 +216,7 @@ def test_latex_is_escaped_and_every_line_has_all_its_columns(tmp_path: Path) -> 
         job("krum", ONE, label=label, malfunction="sfa", bad=1),
         job("krum", ONE, label=label, malfunction="sfa", bad=2),
     ]
-    text = typeset.latex(chapters(read(write(tmp_path, lines))))
+    text = table_formats.latex(chapters(read(write(tmp_path, lines))))
     expected = (
         r"50\%\_of \{A\&B\} \#1 \textbackslash{}x \textasciitilde{}\textasciicircum{} \$2"
         r" \textless{}$\gamma$\textgreater{}"
@@ -229,7 +233,9 @@ def test_latex_is_escaped_and_every_line_has_all_its_columns(tmp_path: Path) -> 
 
 
 def test_markdown_labels_cannot_break_the_table(tmp_path: Path) -> None:
-    text = typeset.markdown(chapters(read(write(tmp_path, [job("krum", ONE, label="a|b*<i>")]))))
+    text = table_formats.markdown(
+        chapters(read(write(tmp_path, [job("krum", ONE, label="a|b*<i>")])))
+    )
     line = next(line for line in text.splitlines() if line.startswith("| a"))
     assert line == r"| a\|b\*\<i\> | 60.0 ± 22.4 |"
 
@@ -237,7 +243,7 @@ def test_markdown_labels_cannot_break_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "clients", "rule", "kind", "bad", "expected"),
     [
-        # Read off the paper's supplementary tables by eye.
+        # Copied from the paper's supplementary tables.
         ("femnist", 8, "fedavg", "ana", 3, (75.0, 5.8)),
         ("femnist", 8, "krum", "sfa", 6, (3.5, 0.5)),
         ("pcam", 5, "afa", "sfa", 2, (58.6, 17.7)),
@@ -256,9 +262,9 @@ def test_the_papers_numbers_are_found(
 ) -> None:
     made = job(rule, [0.5] * clients, malfunction=kind, bad=bad, task=task, terms={"guard": False})
     (row,) = read(write(tmp_path, [made])).rows
-    assert paper.number(row) == expected
-    everybody, honest = long_of(tmp_path, [made])
-    assert (float(everybody["paper_mean"]), float(everybody["paper_std"])) == expected
+    assert paper_numbers.number(row) == expected
+    everyone, honest = long_of(tmp_path, [made])
+    assert (float(everyone["paper_mean"]), float(everyone["paper_std"])) == expected
     assert honest["paper_mean"] == ""
 
 
@@ -270,25 +276,25 @@ def test_the_papers_numbers_are_found(
         {"rule": "mine"},
         {"malfunction": "head-flip"},
         {"scale": 50.0},
-        {"rule": "lightyear"},  # the guard is ours
+        {"rule": "lightyear"},  # the guard is not in the paper
         {"rule": "lightyear", "terms": {"guard": False, "gamma": 0.5}},
         {"rule": "lightyear", "terms": {"guard": False, "harm_max": 0.1}},
         {"malfunction": "none", "bad": 0},
     ],
 )
-def test_another_case_than_the_papers_has_no_number_of_the_papers(
+def test_a_case_that_is_not_in_the_paper_has_no_paper_number(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
     usual: dict[str, Any] = {
         "rule": "krum", "finals": [0.5] * 8, "malfunction": "ana", "bad": 1, "scale": 120.5,
     }  # fmt: skip
     (same,) = read(write(tmp_path, [job(**usual)])).rows
-    assert paper.number(same) == (68.6, 9.4)
+    assert paper_numbers.number(same) == (68.6, 9.4)
     (row,) = read(write(tmp_path, [job(**(usual | other))])).rows
-    assert paper.number(row) is None
+    assert paper_numbers.number(row) is None
 
 
-def test_ours_stand_beside_the_papers(tmp_path: Path) -> None:
+def test_our_numbers_are_shown_beside_the_papers(tmp_path: Path) -> None:
     lines = [
         job("krum", [0.5] * 8, malfunction="sfa", bad=1),
         job("lightyear", [0.7] * 8, malfunction="sfa", bad=1),
@@ -299,7 +305,7 @@ def test_ours_stand_beside_the_papers(tmp_path: Path) -> None:
     assert any("not comparable one to one" in note for note in tables[title].notes)
 
 
-def test_the_order_of_finishing_changes_nothing(tmp_path: Path) -> None:
+def test_tables_do_not_depend_on_the_order_of_results(tmp_path: Path) -> None:
     lines = [
         job(rule, ONE, malfunction=kind, bad=bad, seed=seed)
         for rule in ("krum", "fedavg", "lightyear")
@@ -307,13 +313,16 @@ def test_the_order_of_finishing_changes_nothing(tmp_path: Path) -> None:
         for bad in (1, 2)
         for seed in (0, 1)
     ]
-    before = typeset.markdown(chapters(read(write(tmp_path, lines)))), long_of(tmp_path, lines)
+    before = (
+        table_formats.markdown(chapters(read(write(tmp_path, lines)))),
+        long_of(tmp_path, lines),
+    )
     random.Random(5).shuffle(lines)
-    after = typeset.markdown(chapters(read(write(tmp_path, lines)))), long_of(tmp_path, lines)
+    after = markdown_of(tmp_path, lines), long_of(tmp_path, lines)
     assert before == after
 
 
-def test_the_later_line_of_a_job_wins_and_torn_lines_are_counted(tmp_path: Path) -> None:
+def test_the_last_row_of_a_job_counts_and_torn_lines_are_counted(tmp_path: Path) -> None:
     failed = {**job("krum", ONE, key="a"), "failed": "out of memory"}
     again = job("krum", TWO, key="a")
     gone = {**job("afa", ONE, malfunction="sfa", bad=2, key="b"), "failed": "killed"}
@@ -328,7 +337,7 @@ def test_the_later_line_of_a_job_wins_and_torn_lines_are_counted(tmp_path: Path)
     assert found.unreadable == 1
 
 
-def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
+def test_an_unreadable_line_is_reported_by_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no results"):
         read(tmp_path)
     without = job("krum", ONE)
@@ -339,8 +348,16 @@ def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
         read(write(tmp_path, [{**job("afa", ONE), "schema_version": "2"}]))
 
 
-def test_a_rule_that_measures_merged_models_is_called_so(tmp_path: Path) -> None:
-    """Results from before there was such a check keep their name beside the new ones."""
+def test_a_rule_with_a_shadow_has_its_own_label(tmp_path: Path) -> None:
+    terms = {"harm_max": 0.1, "shadow": True}
+    lines = [job("lightyear", TWO, terms=terms), job("fedavg", TWO, terms={"shadow": True})]
+    found = {row.rule: row.label for row in read(write(tmp_path, lines)).rows}
+    assert found["lightyear"] == "LIGHTYEAR + guard + do-no-harm + shadow"
+    assert found["fedavg"].endswith(" + shadow")
+
+
+def test_a_rule_with_merge_check_is_labelled_do_no_harm(tmp_path: Path) -> None:
+    """Older results, without that check, keep their label."""
     lines = [job("lightyear", TWO), job("lightyear", TWO, grid="new", terms={"harm_max": 0.1})]
     rows = read(write(tmp_path, lines)).rows
     assert {row.grid: row.label for row in rows} == {

@@ -1,4 +1,4 @@
-"""Small real networks: a shared start, trained a little further at several sites."""
+"""Fixtures: small networks with a common start, trained a little further at several sites."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lightyear_node.learning import exchanged
 
 
 @pytest.fixture(autouse=True)
-def _steady() -> Iterator[None]:
-    """One thread, and a seed that no other test has moved."""
+def _deterministic() -> Iterator[None]:
+    """Use one thread and a fixed seed."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Federation:
-    """Handwritten digits at four sites after one common and one local stretch of training."""
+    """Handwritten digits at four sites, after common and then local training."""
 
     build: Callable[[], nn.Module]
     start: dict[str, Tensor]

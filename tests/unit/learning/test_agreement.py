@@ -1,4 +1,4 @@
-"""The closed form is the paper's score.
+"""The closed form equals the paper's definition of the score.
 
 "For each model, we compute the Jacobian of the network outputs with respect to the final-layer
 parameters […] the kernel matrix is centered and Frobenius-normalized […] we define the NTK-based
@@ -19,15 +19,16 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from lightyear_node.learning import (
-    Head,
-    Kind,
-    Reference,
+    FinalLayer,
+    FinalLayerKind,
+    ReferenceKernels,
     agreement,
-    find_head,
+    find_final_layers,
     ntk_agreement,
     small_sample_floor,
 )
 from lightyear_node.learning.jacobian import jacobian_kernel
+from tests.support.module_hooks import has_forward_hooks
 
 
 def by_definition(ours: nn.Module, theirs: nn.Module, batches: list[Tensor]) -> float:
@@ -36,14 +37,14 @@ def by_definition(ours: nn.Module, theirs: nn.Module, batches: list[Tensor]) -> 
     h = torch.eye(n, dtype=torch.float64) - torch.full((n, n), 1 / n, dtype=torch.float64)
     centred = []
     for model in (ours, theirs):
-        head = Head(find_head(model, batches[0]).name, Kind.GENERAL)
+        head = FinalLayer(find_final_layers(model, batches[0])[0].name, FinalLayerKind.GENERAL)
         centred.append(h @ jacobian_kernel(model, head, batches) @ h)
     i, j = centred
     return float((i * j).sum() / (i.norm() * j.norm()))
 
 
 def slow_kernel(model: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
-    """The oracle's own oracle: K_ab = (1/C) Σ_c ⟨∂h_c(x_a), ∂h_c(x_b)⟩, one gradient at a time."""
+    """Reference kernel: K_ab = (1/C) Σ_c ⟨∂h_c(x_a), ∂h_c(x_b)⟩, one gradient at a time."""
     model.eval()
     rows = []
     for sample in x:
@@ -109,14 +110,14 @@ def inputs(model: nn.Module) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("case", CLOSED)
-def test_closed_form_equals_the_jacobians(case: str) -> None:
+def test_the_closed_form_equals_the_jacobian_kernel(case: str) -> None:
     ours, theirs = CLOSED[case]().double(), CLOSED[case]().double()
     x = inputs(ours)
     batches = list(torch.split(x, 5))
-    assert find_head(ours, x).kind is not Kind.GENERAL
+    assert find_final_layers(ours, x)[0].kind is not FinalLayerKind.GENERAL
     score = ntk_agreement(ours, theirs, batches)
     assert score == pytest.approx(by_definition(ours, theirs, batches), abs=1e-12)
-    assert 0.05 < score < 0.999  # two different networks: a constant would not pass here
+    assert 0.05 < score < 0.999  # two different networks: a constant would fail
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -124,20 +125,20 @@ def test_closed_form_equals_the_jacobians(case: str) -> None:
 def test_heads_without_a_closed_form_are_scored_by_definition(case: str) -> None:
     ours, theirs = GENERAL[case]().double(), GENERAL[case]().double()
     x = inputs(ours)
-    assert find_head(ours, x).kind is Kind.GENERAL
+    assert find_final_layers(ours, x)[0].kind is FinalLayerKind.GENERAL
     score = ntk_agreement(ours, theirs, torch.split(x, 5))
     assert score == pytest.approx(by_definition(ours, theirs, [x]), abs=1e-12)
 
 
 @pytest.mark.parametrize("pieces", [1 << 25, 200])
-def test_the_oracle_equals_one_gradient_at_a_time(
+def test_the_jacobian_kernel_equals_one_gradient_at_a_time(
     pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightyear_node.learning.jacobian.JACOBIAN_ENTRIES_MAX", pieces)
     monkeypatch.setattr("lightyear_node.learning.jacobian.VJP_ENTRIES_MAX", pieces)
     model = nn.Sequential(vector_net(6, 3), nn.Softmax(dim=1)).double()
     x = inputs(model)
-    head = find_head(model, x)
+    head = find_final_layers(model, x)[0]
     kernel = jacobian_kernel(model, head, list(torch.split(x, 5)))
     assert torch.allclose(kernel, slow_kernel(model, model.get_submodule(head.name), x), atol=1e-12)
 
@@ -153,7 +154,7 @@ def test_single_precision_is_close_to_the_definition() -> None:
 
 
 class Table(nn.Module):
-    """Given features instead of a network: row k of a table for input k, and a linear head."""
+    """Returns row k of a table as the features of input k, followed by a linear head."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -180,7 +181,7 @@ shapes = st.tuples(st.integers(3, 24), st.integers(1, 24), st.integers(1, 24), s
 
 @given(shapes)
 @settings(max_examples=60, deadline=None)
-def test_the_score_is_symmetric_within_bounds_and_one_for_oneself(
+def test_the_score_is_symmetric_bounded_and_one_for_the_same_model(
     shape: tuple[int, int, int, int],
 ) -> None:
     n, d_i, d_j, seed = shape  # the widths may differ
@@ -193,7 +194,7 @@ def test_the_score_is_symmetric_within_bounds_and_one_for_oneself(
 
 @given(shapes, st.floats(1e-3, 1e3), st.integers(1, 30))
 @settings(max_examples=60, deadline=None)
-def test_scale_rotation_shift_and_batches_do_not_matter(
+def test_the_score_ignores_scale_rotation_shift_and_batch_size(
     shape: tuple[int, int, int, int], scale: float, size: int
 ) -> None:
     n, d_i, d_j, seed = shape
@@ -206,8 +207,8 @@ def test_scale_rotation_shift_and_batches_do_not_matter(
 
 @given(shapes)
 @settings(max_examples=40, deadline=None)
-def test_moments_and_gram_are_the_same(shape: tuple[int, int, int, int]) -> None:
-    """Columns of zeros change no kernel, but make the features longer than there are samples."""
+def test_moments_and_gram_give_the_same_score(shape: tuple[int, int, int, int]) -> None:
+    """Zero columns leave the kernel unchanged but give more features than samples."""
     n, d_i, d_j, seed = shape
     ours, theirs = random_rows(n, d_i, seed), random_rows(n, d_j, seed + 1)
     zeros = torch.zeros(n, n).double()
@@ -218,7 +219,7 @@ def test_moments_and_gram_are_the_same(shape: tuple[int, int, int, int]) -> None
     assert score(ours_wide, theirs) == pytest.approx(expected, abs=1e-9)
 
 
-def test_more_features_than_memory_means_more_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_beyond_the_memory_limit_need_more_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Table(random_rows(23, 40, 0)), Table(random_rows(23, 40, 1))
     batches = torch.split(torch.arange(23), 3)
     expected = ntk_agreement(ours, theirs, batches)
@@ -226,8 +227,8 @@ def test_more_features_than_memory_means_more_passes(monkeypatch: pytest.MonkeyP
     theirs.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
     monkeypatch.setattr(agreement, "FEATURE_BYTES_MAX", 3 * 3 * 40 * 8)
     seen: list[int] = []
-    reference = Reference(ours, batches)
-    value = reference.agreement(theirs, on_logits=lambda index, logits: seen.append(index))
+    reference = ReferenceKernels(ours, batches, find_final_layers(ours, batches[0]))
+    value = reference.agreement(theirs, on_output=lambda index, output: seen.append(index))
     assert value == pytest.approx(expected, abs=1e-12)
     assert sum(passes) == 23 + 14 + 5  # three batches of three are held at a time
     assert seen == list(range(8))  # logits are delivered once
@@ -236,7 +237,7 @@ def test_more_features_than_memory_means_more_passes(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("width", [4, 40])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("row", [0, 5])
-def test_features_that_are_not_numbers_have_no_score(width: int, value: float, row: int) -> None:
+def test_nonfinite_features_have_no_score(width: int, value: float, row: int) -> None:
     good, bad = random_rows(17, width, 0), random_rows(17, width, 1)
     bad[row, 1] = value
     assert math.isnan(score(good, bad))
@@ -245,15 +246,15 @@ def test_features_that_are_not_numbers_have_no_score(width: int, value: float, r
 
 @pytest.mark.parametrize("width", [4, 40])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e30])
-def test_features_that_do_not_vary_score_zero(width: int, value: float) -> None:
-    """0/0, which we define."""
+def test_constant_features_score_zero(width: int, value: float) -> None:
+    """The score would be 0/0; it is defined as 0."""
     dead = torch.full((17, width), value)
     assert score(random_rows(17, width, 0).float(), dead) == 0.0
     assert score(dead, dead.clone()) == 0.0
 
 
-def test_the_score_does_not_see_the_head() -> None:
-    """What the guard exists for: a flipped or huge head scores as an honest one."""
+def test_the_score_does_not_depend_on_the_head() -> None:
+    """The reason for the guard: a flipped or huge head scores like an honest one."""
     ours, theirs = vector_net(6, 3), vector_net(6, 3)
     x = torch.randn(30, 7)
     before = ntk_agreement(ours, theirs, [x])
@@ -271,27 +272,28 @@ def test_dropout_is_off_and_modes_are_restored() -> None:
     assert [module.training for module in ours] == [False, True, True, True]
     assert ours.training
     assert theirs.training
-    assert not any(module._forward_hooks for module in ours.modules())
+    assert not has_forward_hooks(ours)
 
 
-def test_batchnorm_statistics_are_not_touched() -> None:
+def test_batchnorm_statistics_are_not_changed() -> None:
     model = image_net(nn.Conv2d(4, 2, 1)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     ntk_agreement(model, model, [torch.randn(6, 1, 5, 6)])
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_a_model_that_raises_is_left_as_it_was() -> None:
+def test_a_model_that_raises_has_its_modes_and_hooks_restored() -> None:
     model = vector_net(6, 3).train()
-    reference = Reference(model, [torch.randn(5, 7)])
-    reference.batches = [torch.randn(5, 8)]
+    batches = [torch.randn(5, 7)]
+    reference = ReferenceKernels(model, batches, find_final_layers(model, batches[0]))
+    batches[0] = torch.randn(5, 8)
     with pytest.raises(RuntimeError):
         reference.agreement(model)
     assert all(module.training for module in model.modules())
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not has_forward_hooks(model)
 
 
-def batch_forms(x: Tensor) -> list[Any]:
+def batch_formats(x: Tensor) -> list[Any]:
     y = torch.zeros(len(x), dtype=torch.long)
     pairs = list(zip(torch.split(x, 4), torch.split(y, 4), strict=True))
     return [
@@ -303,10 +305,10 @@ def batch_forms(x: Tensor) -> list[Any]:
     ]
 
 
-def test_every_form_of_batch_is_read() -> None:
+def test_every_batch_format_is_read() -> None:
     ours, theirs = vector_net(6, 3), vector_net(6, 3)
     x = torch.randn(10, 7)
-    scores = {ntk_agreement(ours, theirs, batches) for batches in batch_forms(x)}
+    scores = {ntk_agreement(ours, theirs, batches) for batches in batch_formats(x)}
     assert len(scores) == 1
 
 
@@ -320,7 +322,7 @@ def test_a_loader_that_shuffles_is_iterated_once() -> None:
     assert ntk_agreement(model, model, Shuffling()) == pytest.approx(1)
 
 
-def test_two_architectures_have_each_their_own_head() -> None:
+def test_each_architecture_has_its_own_head() -> None:
     x = torch.randn(17, 7).double()
     ours = vector_net(6, 3).double()
     deep = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 9))
@@ -348,9 +350,10 @@ def test_the_reference_is_computed_once() -> None:
     model = vector_net(6, 3)
     passes: list[int] = []
     model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
-    reference = Reference(model, list(torch.split(torch.randn(40, 7), 10)))
+    batches = list(torch.split(torch.randn(40, 7), 10))
+    reference = ReferenceKernels(model, batches, find_final_layers(model, batches[0]))
     before = len(passes)
     for _ in range(3):
         reference.agreement(vector_net(6, 3))
     assert len(passes) == before
-    assert (reference.samples, reference.width, reference.floor) == (40, 6, 6 / 46)
+    assert (reference.samples, reference.floor) == (40, 6 / 46)

@@ -1,4 +1,4 @@
-"""The guard's checks one by one, and all of them on trained networks."""
+"""The checks of the guard, individually and on trained networks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightyear_node.learning import Candidate, Probe, corrupt, exchanged, load_into, make_rule
-from lightyear_node.learning.guard import Ruler, decide, recordable, regret_max, soundness
-from lightyear_node.learning.rules import Turn
-from lightyear_node.records import PeerName, Reason, Round, Verdict
+from lightyear_node.lab.corrupted_updates import corrupt
+from lightyear_node.learning import Candidate, Validation, exchanged, load_into, make_rule
+from lightyear_node.learning.chance import Chance
+from lightyear_node.learning.guard import DistanceLimits, decide, recordable, regret_max, soundness
+from lightyear_node.learning.rules import RoundContext
+from lightyear_node.types import PeerName, Reason, Round, Verdict
 
 Tensors = dict[str, Tensor]
 
@@ -68,59 +70,64 @@ def moved(tensors: Tensors, name: str, by: float) -> Tensors:
 
 
 def test_distance_is_the_largest_relative_step_of_a_layer() -> None:
-    """δ_l = ‖W_j − W_i‖_F / ‖W_i‖_F, of the layer that is nearest to its limit"""
+    """δ_l = ‖W_j − W_i‖_F / ‖W_i‖_F, of the layer closest to its limit"""
     own = layers()
-    ruler = Ruler.of(own)
+    distances = DistanceLimits.of(own)
     theirs = moved(moved(own, "a.weight", 1.0), "b.weight", 1.2)
-    assert ruler.farthest(own, theirs)[0] == pytest.approx(1.2 / 2)
-    assert ruler.farthest(own, own)[0] == 0.0
-    assert ruler.farthest(own, {n: -t for n, t in own.items()})[0] == pytest.approx(2)
+    assert distances.farthest(own, theirs).distance == pytest.approx(1.2 / 2)
+    assert distances.farthest(own, own).distance == 0.0
+    assert distances.farthest(own, {n: -t for n, t in own.items()}).distance == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
-    ("step", "reach"), [(0.0, 0.5), (1.0, 0.5), (2.0, 0.75), (2.4, 0.9), (4.0, 1.0)]
+    ("step", "limit"), [(0.0, 0.5), (1.0, 0.5), (2.0, 0.75), (2.4, 0.9), (4.0, 1.0)]
 )
-def test_a_peer_may_be_somewhat_farther_than_our_own_step(step: float, reach: float) -> None:
-    """κ_l = min(1, max(0.5, 1.5·s_l)), for each layer by its own step"""
+def test_the_distance_limit_grows_with_our_own_step(step: float, limit: float) -> None:
+    """κ_l = min(1, max(0.5, 1.5·s_l)), per layer"""
     own = layers()
     start = moved(own, "a.weight", step)  # s_a = step / 4
-    limits = Ruler.of(own, start).limits
-    assert limits["a.weight"] == pytest.approx(reach)
+    limits = DistanceLimits.of(own, start).limits
+    assert limits["a.weight"] == pytest.approx(limit)
     assert {limits[name] for name in limits if name != "a.weight"} == {0.5}
 
 
-def test_a_site_that_was_alone_looks_farther() -> None:
+def test_rounds_alone_raise_the_distance_limit() -> None:
     own = layers()
     start = moved(own, "a.weight", 1.0)  # s_a = 1/4
-    limits = [Ruler.of(own, start, rounds_alone).limits["a.weight"] for rounds_alone in range(4)]
+    limits = [
+        DistanceLimits.of(own, start, rounds_alone).limits["a.weight"] for rounds_alone in range(4)
+    ]
     assert limits == pytest.approx([0.5, 0.75, 1.0, 1.0])
 
 
-def test_noise_shows_in_the_layer_that_hardly_moves() -> None:
-    """A dense layer that moves by its own length must not excuse a convolution that does not."""
+def test_noise_is_found_in_a_layer_that_hardly_moves() -> None:
+    """A dense layer that moves by its own norm does not raise the limit of other layers."""
     own = layers()
     start = moved(own, "b.weight", 2.0)  # s_b = 1
     noisy = moved(moved(own, "a.weight", 2.4), "b.weight", 1.4)  # δ = 0.6 and 0.7
-    assert Ruler.of(own, start).farthest(own, noisy) == pytest.approx((0.6, 0.5))
+    found = DistanceLimits.of(own, start).farthest(own, noisy)
+    assert (found.name, found.distance, found.limit) == ("a.weight", pytest.approx(0.6), 0.5)
 
 
 @pytest.mark.parametrize(
     ("name", "scale"), [("a.bias", 4.0), ("b.bias", 2.0), ("norm.bias", 3.0), ("norm.weight", 3.0)]
 )
-def test_vectors_are_measured_by_the_layer_they_belong_to(name: str, scale: float) -> None:
+def test_vectors_are_scaled_by_their_layer(name: str, scale: float) -> None:
     own = layers()
-    ruler = Ruler.of(own, moved(own, name, 3.0) if name == "a.bias" else None)
+    distances = DistanceLimits.of(own, moved(own, name, 3.0) if name == "a.bias" else None)
     expected = 1.0 / max(scale, 12.0 if name == "a.bias" else 0.0)
-    assert ruler.farthest(own, moved(own, name, 1.0))[0] == pytest.approx(expected)
-    assert ruler.limits[name] == 0.5  # a bias' own step stretches nothing but its own scale
+    assert distances.farthest(own, moved(own, name, 1.0)).distance == pytest.approx(expected)
+    assert distances.limits[name] == 0.5  # the step of a bias changes only its own scale
 
 
 def test_a_large_bias_is_its_own_scale() -> None:
     own = moved(layers(), "a.bias", 10.0)
-    assert Ruler.of(own).farthest(own, moved(own, "a.bias", 5.0))[0] == pytest.approx(0.5)
+    assert DistanceLimits.of(own).farthest(
+        own, moved(own, "a.bias", 5.0)
+    ).distance == pytest.approx(0.5)
 
 
-def test_attention_and_reparametrised_layers_find_their_weight() -> None:
+def test_biases_of_attention_and_reparametrised_layers_find_their_weight() -> None:
     own = {
         "mha.in_proj_weight": torch.full((4, 4), 1.0),
         "mha.in_proj_bias": torch.zeros(4),
@@ -129,41 +136,130 @@ def test_attention_and_reparametrised_layers_find_their_weight() -> None:
         "head.parametrizations.weight.original0": torch.full((3, 1), 1e-3),
         "head.parametrizations.weight.original1": torch.full((3, 3), 2.0),
     }
-    ruler = Ruler.of(own)
-    assert ruler.farthest(own, moved(own, "mha.in_proj_bias", 1.0))[0] == pytest.approx(1 / 4)
-    assert ruler.farthest(own, moved(own, "head.bias", 3.0))[0] == pytest.approx(3 / 6)
+    distances = DistanceLimits.of(own)
+    assert distances.farthest(own, moved(own, "mha.in_proj_bias", 1.0)).distance == pytest.approx(
+        1 / 4
+    )
+    assert distances.farthest(own, moved(own, "head.bias", 3.0)).distance == pytest.approx(3 / 6)
 
 
-def test_a_loose_tensor_that_starts_at_zero_is_allowed_some_of_our_own_steps() -> None:
-    """Position embeddings of zeros: honest sites move apart by more than their norm."""
+def test_a_tensor_that_starts_at_zero_is_scaled_by_our_own_step() -> None:
+    """Position embeddings that start at zero: honest sites differ by more than their norm."""
     start = {"embed.position": torch.zeros(1, 64)}
     own = moved(start, "embed.position", 1.0)
     opposite = moved(start, "embed.position", -1.0)
-    ruler = Ruler.of(own, start)
-    assert ruler.farthest(own, opposite)[0] == pytest.approx(0.5)
-    assert set(ruler.limits.values()) == {0.5}
+    distances = DistanceLimits.of(own, start)
+    assert distances.farthest(own, opposite).distance == pytest.approx(0.5)
+    assert set(distances.limits.values()) == {0.5}
 
 
 def test_running_statistics_are_not_weights() -> None:
     own = layers()
     for name in ("norm.running_mean", "norm.running_var"):
-        assert Ruler.of(own).farthest(own, moved(own, name, 1e6))[0] == 0.0
+        assert DistanceLimits.of(own).farthest(own, moved(own, name, 1e6)).distance == 0.0
 
 
 def test_without_a_scale_any_difference_is_too_far() -> None:
     own = {"a.weight": torch.zeros(2, 2)}
-    ruler = Ruler.of(own)
-    assert ruler.farthest(own, own)[0] == 0.0
-    assert ruler.farthest(own, {"a.weight": torch.ones(2, 2)})[0] == math.inf
+    distances = DistanceLimits.of(own)
+    assert distances.farthest(own, own).distance == 0.0
+    assert distances.farthest(own, {"a.weight": torch.ones(2, 2)}).distance == math.inf
     assert math.isfinite(recordable(math.inf))
     assert recordable(math.nan) > 1
 
 
-def test_regret_keeps_a_tenth_of_our_advantage() -> None:
+def adapter() -> Tensors:
+    """LoRA's A and B after a round: B has left zero, with norm 1; the norm of A is 2."""
+    return {
+        "layer.lora_A.default.weight": torch.full((2, 8), 0.5),
+        "layer.lora_B.default.weight": torch.full((4, 2), 1 / math.sqrt(8)),
+        "next.lora_A.default.weight": torch.full((2, 8), 5.0),
+    }
+
+
+B = "layer.lora_B.default.weight"
+
+
+@pytest.mark.parametrize(
+    ("step", "limit"),
+    [
+        (0.1, math.hypot(1, 2) / 2),  # half of the norm of A and B together
+        (1.0, 1.5),  # our own step, and half of it
+        (9.0, math.hypot(1, 2)),
+    ],
+)
+def test_the_factor_that_starts_at_zero_is_scaled_by_its_pair(step: float, limit: float) -> None:
+    own = adapter()
+    start = moved(own, B, -step)
+    usual = DistanceLimits.of(own, start)
+    limits = DistanceLimits.of(own, start, zero_at_start=[B])
+    assert limits.limits == usual.limits
+    assert limits.extended == {B: pytest.approx(limit)}
+    for share, reason in ((0.99, Reason.OK), (1.01, Reason.TOO_FAR)):
+        found = limits.farthest(own, moved(own, B, share * limit))
+        checks = {"distance": found.distance, "distance_max": found.limit}
+        assert (decide(checks), found.name) == (reason, B)
+        assert found.beyond is (reason is Reason.OK)
+    assert not limits.farthest(own, moved(own, B, 0.49)).beyond
+    assert usual.farthest(own, moved(own, B, 1.05)).limit <= 1.0
+
+
+def test_a_peer_that_needs_an_extended_limit_has_stricter_limits_elsewhere() -> None:
+    own = adapter()
+    a = "layer.lora_A.default.weight"
+    start = moved(moved(own, B, -1.0), a, -2.0)  # A has moved by its norm: κ = 1
+    limits = DistanceLimits.of(own, start, zero_at_start=[B])
+    noisy = moved(own, a, 2.0 * 0.8)
+    assert limits.farthest(own, noisy).limit == 1.0
+    found = limits.farthest(own, moved(noisy, B, 1.2))
+    assert (found.name, found.limit) == (a, 0.7)
+    assert found.distance == pytest.approx(0.8)
+
+
+def test_rounds_alone_do_not_raise_an_extended_limit() -> None:
+    own = adapter()
+    start = moved(own, B, -1.0)
+    limits = [DistanceLimits.of(own, start, alone, [B]).extended for alone in (0, 9)]
+    assert limits[0] == limits[1]
+
+
+def test_neighbouring_layers_are_no_pair() -> None:
+    """Only a narrow matrix has a partner: the factor beside it, not the layer before it."""
+    own = {
+        "body.0.weight": torch.full((8, 8), 1.0),
+        "body.1.weight": torch.full((8, 8), 0.01),
+        "up.weight": torch.full((8, 2), 0.01),
+        "down.weight": torch.full((2, 2), 1.0),
+    }
+    limits = DistanceLimits.of(own, None, zero_at_start=["body.1.weight", "up.weight"])
+    assert limits.extended == {}
+
+
+def test_an_untouched_zero_weight_has_no_scale() -> None:
+    own = adapter() | {B: torch.zeros(4, 2)}
+    limits = DistanceLimits.of(own, own, zero_at_start=[B])
+    assert limits.farthest(own, moved(own, B, 1e-6)).distance == math.inf
+
+
+def test_beyond_the_usual_distance_a_peer_must_keep_half_of_our_advantage() -> None:
+    chance = Chance.of_classes(10)
+    assert regret_max(0.3, chance, beyond=True) == pytest.approx(0.5 * (chance.level - 0.3))
+    assert regret_max(9.0, chance, beyond=True) == regret_max(9.0, chance)
+
+
+def test_the_regret_limit_is_nine_tenths_of_our_advantage() -> None:
     """L_j − L_i ≤ max(0.9·(ln C − L_i), 0.02·ln C)"""
-    guessing = math.log(10)
-    assert regret_max(0.3, guessing) == pytest.approx(0.9 * (guessing - 0.3))
-    assert regret_max(guessing + 1, guessing) == pytest.approx(0.02 * guessing)
+    guessing, chance = math.log(10), Chance.of_classes(10)
+    assert regret_max(0.3, chance) == pytest.approx(0.9 * (guessing - 0.3))
+    assert regret_max(guessing + 1, chance) == pytest.approx(0.02 * guessing)
+
+
+def test_the_regret_limit_of_a_measured_unit_is_positive_for_losses_of_any_sign() -> None:
+    """L_j − L_i ≤ max(0.9·(level − L_i), 0.1·unit, L_i − level)"""
+    chance = Chance(level=-0.5, unit=0.4, measured=True)
+    assert regret_max(-0.9, chance) == pytest.approx(0.9 * 0.4)
+    assert regret_max(-0.5, chance) == pytest.approx(0.1 * 0.4)
+    assert regret_max(-0.2, chance) == pytest.approx(0.3)
 
 
 # On trained networks.
@@ -174,8 +270,10 @@ def judged(federation: Any, *sent: Tensors, **options: Any) -> list[Verdict]:
     own = Candidate(PeerName("us"), site.weights)
     peers = [Candidate(PeerName(f"peer-{index}"), tensors) for index, tensors in enumerate(sent)]
     rule = make_rule("lightyear", options)
-    probe = Probe(site.model, site.batches)
-    return list(rule.judge(own, peers, probe, Turn(Round(1), start=federation.start)).verdicts)
+    validation = Validation(site.model, site.batches)
+    return list(
+        rule.judge(own, peers, validation, RoundContext(Round(1), start=federation.start)).verdicts
+    )
 
 
 def corrupted(federation: Any, kind: str, seed: int = 0) -> Tensors:
@@ -185,6 +283,12 @@ def corrupted(federation: Any, kind: str, seed: int = 0) -> Tensors:
         shift = 5 * functional.one_hot(torch.tensor(3), 10)
         return {**honest, f"{head}.bias": honest[f"{head}.bias"] + shift}
     return corrupt(kind, honest, seed=seed, fresh=federation.build, head=head)
+
+
+def test_a_peer_that_is_too_far_gets_the_name_of_our_tensor(digits: Any) -> None:
+    far, honest = judged(digits, corrupted(digits, "head-flip"), digits.sites[1].weights)
+    assert (far.reason, far.details) == (Reason.TOO_FAR, {"tensor": "7.weight"})
+    assert (honest.reason, honest.details) == (Reason.OK, {})
 
 
 def test_honest_peers_are_accepted(digits: Any, normalised_digits: Any) -> None:
@@ -199,12 +303,12 @@ def test_honest_peers_are_accepted(digits: Any, normalised_digits: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sfa", "ana", "random", "head-flip", "head-scale", "bias-shift"])
-def test_every_malfunction_is_too_far(digits: Any, kind: str) -> None:
+def test_every_malfunction_exceeds_the_distance_limit(digits: Any, kind: str) -> None:
     seeds = range(3 if kind in ("ana", "random") else 1)
     for verdict in judged(digits, *(corrupted(digits, kind, seed) for seed in seeds)):
         assert (verdict.accepted, verdict.reason) == (False, Reason.TOO_FAR)
         assert verdict.weight == 0.0
-        assert verdict.score is not None  # the paper's score is there all the same
+        assert verdict.score is not None  # the paper's score is still computed
         assert decide(verdict.checks) is verdict.reason
 
 
@@ -217,22 +321,22 @@ def test_the_papers_test_alone_accepts_a_broken_head(digits: Any, kind: str) -> 
     assert set(broken.checks) == {"agreement", "tau"}
 
 
-def test_sign_flipping_a_batchnorm_network_breaks_its_domain(normalised_digits: Any) -> None:
+def test_a_sign_flipped_batchnorm_network_is_out_of_domain(normalised_digits: Any) -> None:
     for guard in (True, False):
         (verdict,) = judged(normalised_digits, corrupted(normalised_digits, "sfa"), guard=guard)
         assert (verdict.reason, verdict.score) == (Reason.DOMAIN, None)
         assert not verdict.accepted
 
 
-def test_weights_that_are_not_numbers(digits: Any) -> None:
-    one = {name: tensor.clone() for name, tensor in digits.sites[1].weights.items()}
-    one["7.weight"][0, 0] = math.inf  # in the head, which the score does not see
+def test_nonfinite_weights_have_no_score(digits: Any) -> None:
+    infinite = {name: tensor.clone() for name, tensor in digits.sites[1].weights.items()}
+    infinite["7.weight"][0, 0] = math.inf  # in the head, which the score does not depend on
     for guard in (True, False):
-        for verdict in judged(digits, corrupted(digits, "nan"), one, guard=guard):
+        for verdict in judged(digits, corrupted(digits, "nan"), infinite, guard=guard):
             assert (verdict.reason, verdict.score) == (Reason.NONFINITE, None)
 
 
-def test_finite_weights_whose_features_overflow(digits: Any) -> None:
+def test_finite_weights_with_overflowing_features_are_nonfinite(digits: Any) -> None:
     huge = {name: tensor * 1e25 for name, tensor in digits.sites[1].weights.items()}
     for guard in (True, False):
         (verdict,) = judged(digits, huge, guard=guard)
@@ -240,8 +344,8 @@ def test_finite_weights_whose_features_overflow(digits: Any) -> None:
         assert all(math.isfinite(value) for value in verdict.checks.values())
 
 
-def test_training_on_wrong_labels_shows_as_regret(digits: Any) -> None:
-    """Poisoned data: the features agree, but the answers are wrong."""
+def test_training_on_wrong_labels_exceeds_the_regret_limit(digits: Any) -> None:
+    """Poisoned data: the features agree, but the predictions are wrong."""
     site = digits.sites[1]
     model = digits.build()
     load_into(model, site.weights)
@@ -259,10 +363,10 @@ def test_training_on_wrong_labels_shows_as_regret(digits: Any) -> None:
 
 def test_the_guard_needs_labels(digits: Any) -> None:
     site = digits.sites[0]
-    probe = Probe(site.model, [x for x, _ in site.batches])
+    validation = Validation(site.model, [x for x, _ in site.batches])
     own, peer = Candidate(PeerName("us"), site.weights), Candidate(PeerName("p"), site.weights)
     with pytest.raises(ValueError, match="labels"):
-        make_rule("lightyear", {}).judge(own, [peer], probe, Turn(Round(0)))
+        make_rule("lightyear", {}).judge(own, [peer], validation, RoundContext(Round(0)))
     unguarded = make_rule("lightyear", {"guard": False})
-    (verdict,) = unguarded.judge(own, [peer], probe, Turn(Round(0))).verdicts
+    (verdict,) = unguarded.judge(own, [peer], validation, RoundContext(Round(0))).verdicts
     assert verdict.score == pytest.approx(1)

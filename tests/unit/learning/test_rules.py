@@ -1,4 +1,4 @@
-"""Selection and aggregation, against the sentences of the paper."""
+"""Selection and aggregation, compared with statements of the paper."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightyear_node.errors import ConfigError
+from lightyear_node.lab.corrupted_updates import corrupt
 from lightyear_node.learning import (
     Candidate,
     Layout,
-    Probe,
+    MergeShare,
     Rule,
-    Share,
+    Validation,
     Weights,
-    corrupt,
     make_rule,
     shares_of,
     write,
 )
-from lightyear_node.learning.rules import RULES, FedAvg, Krum, Lightyear, Turn
-from lightyear_node.records import Digest, PeerName, Reason, Round
+from lightyear_node.learning.rules import RULES, FedAvg, Krum, Lightyear, RoundContext
+from lightyear_node.types import Digest, PeerName, Reason, Round
 
 Tensors = dict[str, Tensor]
 
@@ -42,12 +42,12 @@ def model(seed: int, dtype: torch.dtype = torch.float32) -> Tensors:
     }
 
 
-def evenly(*peers: Tensors, own: bool = True) -> list[Share]:
+def evenly(*peers: Tensors, own: bool = True) -> list[MergeShare]:
     weight = 1 / (len(peers) + own)
-    return [Share(PeerName(f"p{index}"), peer, weight) for index, peer in enumerate(peers)]
+    return [MergeShare(PeerName(f"p{index}"), peer, weight) for index, peer in enumerate(peers)]
 
 
-def merged(rule: Rule, own: Tensors, shares: list[Share], t: int = 0) -> Tensors:
+def merged(rule: Rule, own: Tensors, shares: list[MergeShare], t: int = 0) -> Tensors:
     return dict(rule.merge(own, shares, Round(t)))
 
 
@@ -77,7 +77,7 @@ def test_the_first_round_is_the_plain_mean() -> None:
 
 
 @pytest.mark.parametrize("t", [1, 5, 40])
-def test_later_rounds_are_pulled_less(t: int) -> None:
+def test_later_rounds_change_the_model_less(t: int) -> None:
     """'can be interpreted as a decay of change'"""
     own, peer = model(0), model(1)
     target = mean(own, peer)
@@ -137,13 +137,13 @@ def test_half_precision_is_summed_in_single() -> None:
     assert after.dtype == torch.float16
 
 
-def test_with_the_guard_running_statistics_stay_at_home() -> None:
+def test_the_guard_does_not_merge_running_statistics() -> None:
     own, peer = model(0), model(1)
     guarded, plain = merged(Lightyear(), own, evenly(peer)), merged(PAPER, own, evenly(peer))
     average = mean(own, peer)
     for name in own:
-        home = "running" in name
-        assert torch.equal(guarded[name], own[name]) is home
+        local = "running" in name
+        assert torch.equal(guarded[name], own[name]) is local
         assert torch.allclose(plain[name], average[name])
 
 
@@ -153,7 +153,7 @@ def test_a_merge_streams_from_files_into_a_file(tmp_path: Path) -> None:
     write(tmp_path / "own", layout, own)
     write(tmp_path / "peer", layout, peer)
     with Weights(tmp_path / "own", layout) as mine, Weights(tmp_path / "peer", layout) as theirs:
-        shares = [Share(PeerName("p"), theirs, 0.5)]
+        shares = [MergeShare(PeerName("p"), theirs, 0.5)]
         write(tmp_path / "new", layout, PAPER.merge(mine, shares, Round(0)))
         write(tmp_path / "same", layout, PAPER.merge(mine, [], Round(0)))
     write(tmp_path / "loose", layout, PAPER.merge(own, evenly(peer), Round(0)))
@@ -162,7 +162,7 @@ def test_a_merge_streams_from_files_into_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "same").read_bytes() == (tmp_path / "own").read_bytes()
 
 
-def test_shares_of_more_than_a_whole_are_refused() -> None:
+def test_shares_with_a_sum_above_one_are_refused() -> None:
     with pytest.raises(ValueError, match="add up"):
         merged(PAPER, model(0), evenly(model(1), own=False) * 2)
 
@@ -173,8 +173,8 @@ def test_shares_of_more_than_a_whole_are_refused() -> None:
 def judged(rule: Rule, federation: Any, peers: list[Candidate], samples: int = 0) -> Any:
     site = federation.sites[0]
     own = Candidate(PeerName("us"), site.weights, samples)
-    probe = Probe(site.model, site.batches)
-    return rule.judge(own, peers, probe, Turn(Round(1))).verdicts
+    validation = Validation(site.model, site.batches)
+    return rule.judge(own, peers, validation, RoundContext(Round(1))).verdicts
 
 
 def honest(federation: Any, samples: int = 0) -> list[Candidate]:
@@ -211,7 +211,7 @@ def test_verdicts_carry_shares_digests_and_order(digits: Any) -> None:
         assert [s.peer for s in shares_of(verdicts, peers)] == [peer.peer for peer in peers[1:]]
 
 
-def test_nobody_accepted_nothing_changes(digits: Any) -> None:
+def test_a_round_without_accepted_peers_changes_nothing(digits: Any) -> None:
     peers = honest(digits)
     rule = Lightyear(tau=1.0)
     verdicts = judged(rule, digits, peers)
@@ -225,56 +225,60 @@ def test_shares_by_samples_are_capped(digits: Any) -> None:
     ours, peers = 100, [Candidate(c.peer, c.weights, n) for c, n in zip(
         honest(digits), (100, 200, 10**9), strict=False
     )]  # fmt: skip
-    *modest, boaster = peers
-    total = ours + sum(peer.samples for peer in modest)
-    shares = [v.weight for v in judged(by_samples, digits, modest, samples=ours)]
-    assert shares == pytest.approx([peer.samples / total for peer in modest])
-    # However many samples a peer claims, it gets half; the rest of the mean is ours.
-    assert [v.weight for v in judged(by_samples, digits, [boaster], samples=ours)] == [0.5]
+    *plausible, claims_many = peers
+    total = ours + sum(peer.samples for peer in plausible)
+    shares = [v.weight for v in judged(by_samples, digits, plausible, samples=ours)]
+    assert shares == pytest.approx([peer.samples / total for peer in plausible])
+    # However many samples a peer claims, its share is at most half; the rest is ours.
+    assert [v.weight for v in judged(by_samples, digits, [claims_many], samples=ours)] == [0.5]
     assert sum(v.weight for v in judged(by_samples, digits, peers, samples=ours)) <= 0.5 + 1e-6
-    # One that does not tell its number makes all of them equal again.
-    shy = Candidate(boaster.peer, boaster.weights, 0)
-    equal = judged(by_samples, digits, [*modest, shy], samples=ours)
+    # One unknown number of samples makes all shares equal.
+    unknown = Candidate(claims_many.peer, claims_many.weights, 0)
+    equal = judged(by_samples, digits, [*plausible, unknown], samples=ours)
     assert {v.weight for v in equal} == {1 / (len(equal) + 1)}
 
 
 def test_rounds_without_any_accepted_peer_are_counted(digits: Any) -> None:
     site = digits.sites[0]
     own = Candidate(PeerName("us"), site.weights)
-    probe = Probe(site.model, site.batches)
-    nobody, everybody = Lightyear(tau=1.0), Lightyear(tau=0.0, guard=False)
-    alone = nobody.judge(own, honest(digits), probe, Turn(Round(1)))
-    still = nobody.judge(own, honest(digits), probe, Turn(Round(2), state=alone.state))
-    assert (alone.state, still.state) == ({"rounds_alone": 1}, {"rounds_alone": 2})
-    back = everybody.judge(own, honest(digits), probe, Turn(Round(3), state=still.state))
+    validation = Validation(site.model, site.batches)
+    accept_none, accept_all = Lightyear(tau=1.0), Lightyear(tau=0.0, guard=False)
+    alone = accept_none.judge(own, honest(digits), validation, RoundContext(Round(1)))
+    alone_again = accept_none.judge(
+        own, honest(digits), validation, RoundContext(Round(2), state=alone.state)
+    )
+    assert (alone.state, alone_again.state) == ({"rounds_alone": 1}, {"rounds_alone": 2})
+    back = accept_all.judge(
+        own, honest(digits), validation, RoundContext(Round(3), state=alone_again.state)
+    )
     assert back.state == {"rounds_alone": 0}
 
 
-def test_a_site_that_was_alone_takes_what_it_would_have_found_too_far(digits: Any) -> None:
+def test_a_site_that_was_alone_accepts_more_distant_peers(digits: Any) -> None:
     site = digits.sites[0]
-    own, probe = Candidate(PeerName("us"), site.weights), Probe(site.model, site.batches)
-    away = {n: t * 1.6 if n.endswith("weight") else t for n, t in site.weights.items()}
-    peer = Candidate(PeerName("away"), away)
+    own, validation = Candidate(PeerName("us"), site.weights), Validation(site.model, site.batches)
+    distant = {n: t * 1.6 if n.endswith("weight") else t for n, t in site.weights.items()}
+    peer = Candidate(PeerName("away"), distant)
     found = {}
     for rounds_alone in (0, 500):
-        turn = Turn(Round(1), start=digits.start, state={"rounds_alone": rounds_alone})
-        [verdict] = Lightyear().judge(own, [peer], probe, turn).verdicts
+        context = RoundContext(Round(1), start=digits.start, state={"rounds_alone": rounds_alone})
+        [verdict] = Lightyear().judge(own, [peer], validation, context).verdicts
         assert verdict.checks["distance"] == pytest.approx(0.6)
         found[rounds_alone] = (verdict.reason is Reason.TOO_FAR, verdict.checks["distance_max"])
     assert found == {0: (True, 0.5), 500: (False, 1.0)}
 
 
 def behind(digits: Any, rounds_alone: int, peers: Any) -> Any:
-    """The judgement of a site that has hardly begun, when the others are far ahead."""
+    """Judgement of a site that has hardly trained while its peers are far ahead."""
     own = {name: tensor * 0.1 for name, tensor in digits.start.items()}
     site = digits.sites[0]
-    turn = Turn(Round(40), start=own, state={"rounds_alone": rounds_alone})
+    context = RoundContext(Round(40), start=own, state={"rounds_alone": rounds_alone})
     return own, Lightyear().judge(
-        Candidate(PeerName("us"), own), peers, Probe(site.model, site.batches), turn
+        Candidate(PeerName("us"), own), peers, Validation(site.model, site.batches), context
     )
 
 
-def test_a_site_far_behind_takes_over_the_model_that_does_best_there(digits: Any) -> None:
+def test_a_site_far_behind_adopts_the_peer_model_with_the_lowest_loss(digits: Any) -> None:
     peers = honest(digits)
     _, first = behind(digits, 0, peers)
     assert {verdict.reason for verdict in first.verdicts} == {Reason.TOO_FAR}
@@ -284,40 +288,106 @@ def test_a_site_far_behind_takes_over_the_model_that_does_best_there(digits: Any
     assert (taken.reason, taken.weight) == (Reason.CAUGHT_UP, 1.0)
     assert taken.checks["regret"] == min(v.checks["regret"] for v in first.verdicts) < 0
     assert second.state == {"rounds_alone": 0}
-    # As it is, however small the pull of this late round is.
+    # Copied unchanged, although gamma^t is small in this late round.
     [peer] = [peer for peer in peers if peer.peer == taken.peer]
-    merged = dict(Lightyear().merge(own, [Share(peer.peer, peer.weights, 1.0)], Round(40)))
+    merged = dict(Lightyear().merge(own, [MergeShare(peer.peer, peer.weights, 1.0)], Round(40)))
     assert all(torch.allclose(merged[name], peer.weights[name], atol=1e-6) for name in own)
 
 
-def test_a_site_does_not_take_over_what_does_worse_or_only_one_of_many_far_ones(
+def test_a_site_adopts_no_worse_model_and_none_if_a_near_peer_exists(
     digits: Any,
 ) -> None:
     site = digits.sites[0]
-    own, probe = Candidate(PeerName("us"), site.weights), Probe(site.model, site.batches)
+    own, validation = Candidate(PeerName("us"), site.weights), Validation(site.model, site.batches)
     noise = Candidate(PeerName("noise"), {n: t * 50 for n, t in digits.start.items()})
-    turn = Turn(Round(40), start=digits.start, state={"rounds_alone": 9})
-    [verdict] = Lightyear().judge(own, [noise], probe, turn).verdicts
+    context = RoundContext(Round(40), start=digits.start, state={"rounds_alone": 9})
+    [verdict] = Lightyear().judge(own, [noise], validation, context).verdicts
     assert verdict.reason is Reason.TOO_FAR
-    # Somebody is near: then it is the far one that is wrong, however well it does.
+    # If a peer is near, distant peers are rejected however low their loss is.
     _, alone = behind(digits, 1, honest(digits))
     near = Candidate(PeerName("near"), {n: t * 0.1 for n, t in digits.start.items()})
-    _, crowd = behind(digits, 1, [*honest(digits), near])
+    _, with_near = behind(digits, 1, [*honest(digits), near])
     assert any(verdict.accepted for verdict in alone.verdicts)
-    assert Reason.CAUGHT_UP not in {verdict.reason for verdict in crowd.verdicts}
+    assert Reason.CAUGHT_UP not in {verdict.reason for verdict in with_near.verdicts}
 
 
-def test_in_the_first_round_the_guard_does_not_ask_for_agreement(digits: Any) -> None:
+def test_a_slightly_better_model_does_not_replace_ours(digits: Any) -> None:
+    """Faulty peers that are all far away may have a slightly lower loss by accident."""
     site = digits.sites[0]
-    own, probe = Candidate(PeerName("us"), site.weights), Probe(site.model, site.batches)
+    own, validation = Candidate(PeerName("us"), site.weights), Validation(site.model, site.batches)
+    head = list(site.weights)[-2:]
+    bolder = {n: t * 2.1 if n in head else t for n, t in site.weights.items()}
+    context = RoundContext(Round(40), start=digits.start, state={"rounds_alone": 9})
+    peer = Candidate(PeerName("bolder"), bolder)
+    [verdict] = Lightyear().judge(own, [peer], validation, context).verdicts
+    assert verdict.checks["regret"] < 0
+    assert (verdict.accepted, verdict.reason) == (False, Reason.TOO_FAR)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "adopts"),
+    [
+        ((), False),  # one peer supports itself
+        (("near",), True),
+        (("near", "other"), True),
+        (("near", "other", "other"), False),  # two of four are not most of them
+        (("other", "other"), False),
+    ],
+)
+def test_a_better_model_that_most_peers_are_near_replaces_ours(
+    digits: Any, shapes: tuple[str, ...], adopts: bool
+) -> None:
+    """The sites of a working federation are near each other; faulty models are not."""
+    site = digits.sites[0]
+    own, validation = Candidate(PeerName("us"), site.weights), Validation(site.model, site.batches)
+    head = list(site.weights)[-2:]
+
+    def scaled(factor: float) -> dict[str, Tensor]:
+        return {n: t * factor if n in head else t for n, t in site.weights.items()}
+
+    factors = {"near": 2.2, "other": 9.0}
+    peers = [Candidate(PeerName("best"), scaled(2.1))]
+    for number, shape in enumerate(shapes):
+        factor = factors[shape] * (-1.0) ** number if shape == "other" else factors[shape]
+        peers.append(Candidate(PeerName(f"{shape}-{number}"), scaled(factor)))
+    context = RoundContext(Round(40), start=digits.start, state={"rounds_alone": 9})
+    verdicts = Lightyear().judge(own, peers, validation, context).verdicts
+    taken = [verdict.peer for verdict in verdicts if verdict.reason is Reason.CAUGHT_UP]
+    assert taken == (["best"] if adopts else [])
+
+
+def test_a_supported_model_that_has_not_learned_does_not_replace_ours(digits: Any) -> None:
+    """Sign-flipped models of two sites are near each other, and one may be better by accident."""
+
+    def timid(factor: float) -> dict[str, Tensor]:
+        """The smaller the weights, the closer to guessing."""
+        return {name: tensor * factor for name, tensor in digits.start.items()}
+
+    found = {}
+    for factor in (0.3, 1.0):
+        peers = [Candidate(PeerName(f"p{n}"), timid(factor + n / 100)) for n in range(2)]
+        _, judged = behind(digits, 1, peers)
+        found[factor] = (
+            [v.checks["regret"] for v in judged.verdicts],
+            any(v.accepted for v in judged.verdicts),
+        )
+    (regrets, adopted), (_, learned) = found[0.3], found[1.0]
+    assert all(-0.3 * math.log(10) < regret < 0 for regret in regrets)
+    assert not adopted
+    assert learned
+
+
+def test_the_guard_does_not_require_agreement_in_the_first_round(digits: Any) -> None:
+    site = digits.sites[0]
+    own, validation = Candidate(PeerName("us"), site.weights), Validation(site.model, site.batches)
     for guard, round, accepted in ((True, 0, True), (True, 1, False), (False, 0, False)):
         rule = Lightyear(tau=1.0, guard=guard)
-        verdicts = rule.judge(own, honest(digits), probe, Turn(Round(round))).verdicts
+        verdicts = rule.judge(own, honest(digits), validation, RoundContext(Round(round))).verdicts
         assert {verdict.accepted for verdict in verdicts} == {accepted}
-        assert all(0 < verdict.score < 1 for verdict in verdicts)  # told in any case
+        assert all(0 < verdict.score < 1 for verdict in verdicts)  # recorded in any case
 
 
-def test_own_model_agrees_wholly(digits: Any) -> None:
+def test_our_own_model_has_full_agreement(digits: Any) -> None:
     """'A(θ_i, θ_i) = 1 ≥ τ': the own model would select itself."""
     twin = Candidate(PeerName("twin"), digits.sites[0].weights)
     (verdict,) = judged(Lightyear(tau=1.0 - 1e-12), digits, [twin])
@@ -328,20 +398,20 @@ def test_own_model_agrees_wholly(digits: Any) -> None:
 
 def test_another_schema_is_refused_by_every_rule(digits: Any) -> None:
     weights = digits.sites[1].weights
-    strangers = [
+    other_schemas = [
         {name: tensor for name, tensor in weights.items() if name != "7.bias"},
         {**weights, "8.bias": torch.zeros(1)},
         {**weights, "7.bias": torch.zeros(11)},
         {**weights, "7.bias": weights["7.bias"].double()},
     ]
-    peers = [Candidate(PeerName(f"s{index}"), t) for index, t in enumerate(strangers)]
+    peers = [Candidate(PeerName(f"s{index}"), t) for index, t in enumerate(other_schemas)]
     for rule in (Lightyear(), PAPER, FedAvg()):
         verdicts = judged(rule, digits, [*peers, *honest(digits)])
         assert [v.reason for v in verdicts[:4]] == [Reason.SCHEMA_MISMATCH] * 4
         assert [v.weight for v in verdicts] == [0.0] * 4 + [1 / 4] * 3
 
 
-def test_fedavg_weighs_by_samples_where_all_are_known(digits: Any) -> None:
+def test_fedavg_weights_by_samples_if_all_are_known(digits: Any) -> None:
     peers = honest(digits, samples=30)
     assert [v.weight for v in judged(FedAvg(), digits, peers, samples=10)] == [0.3, 0.3, 0.3]
     assert [v.weight for v in judged(FedAvg(), digits, peers)] == [0.25] * 3
@@ -355,14 +425,14 @@ def test_fedavg_has_no_protection(digits: Any) -> None:
     assert all(not tensor.any() for tensor in after.values())  # θ and −θ have a mean of zero
 
 
-def test_a_mean_with_nan_is_no_mean(digits: Any) -> None:
+def test_fedavg_rejects_a_model_with_nan(digits: Any) -> None:
     broken = Candidate(PeerName("broken"), corrupt("nan", digits.sites[1].weights, seed=0))
     verdicts = judged(FedAvg(), digits, [broken, *honest(digits)])
     assert (verdicts[0].reason, verdicts[0].weight) == (Reason.NONFINITE, 0.0)
     assert [v.weight for v in verdicts[1:]] == [1 / 4] * 3
 
 
-def test_rules_are_made_by_name() -> None:
+def test_rules_are_created_by_name() -> None:
     assert make_rule("lightyear", {}) == Lightyear(tau=0.6, gamma=0.95, guard=True)
     options = {"tau": 1, "gamma": 0.5, "guard": False, "include_self": False}
     assert make_rule("lightyear", options) == Lightyear(1, 0.5, False, False)
@@ -376,7 +446,7 @@ def test_rules_are_made_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
+    ("name", "options", "expected"),
     [
         ("lightyeer", {}, "lightyear"),
         ("nonsense-rule", {}, "fedavg"),
@@ -403,7 +473,7 @@ def test_rules_are_made_by_name() -> None:
         ("local", {"tau": 0.6}, "has none"),
     ],
 )
-def test_a_wrong_rule_is_refused_with_a_hint(name: str, options: Any, words: str) -> None:
+def test_an_invalid_rule_is_refused_with_a_hint(name: str, options: Any, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_rule(name, options)
-    assert words in f"{caught.value} {caught.value.hint}"
+    assert expected in f"{caught.value} {caught.value.hint}"

@@ -1,7 +1,7 @@
-"""Krum and clipping against ByzFL, an independent implementation.
+"""Krum and clipping compared with ByzFL, an independent implementation.
 
-ByzFL needs torchvision, so it is no dependency, not even of the tests: its answers are kept here.
-They were made with ByzFL 0.0.11 and numpy, from the models below, the first being our own:
+ByzFL needs torchvision, so the tests do not depend on it: its results are stored here.  They were
+computed with ByzFL 0.0.11 and numpy from the models below; the first model is our own:
 
     byzfl.Krum(f + 1)(models)    its Krum counts the n − f − 1 nearest, the paper's n − f − 2
     clip = byzfl.CenteredClipping(L=1, tau=second_largest_distance)
@@ -11,16 +11,14 @@ They were made with ByzFL 0.0.11 and numpy, from the models below, the first bei
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import pytest
 import torch
 
-from lightyear_node.learning import Candidate, Probe, make_rule, shares_of
-from lightyear_node.learning.rules import Turn
-from lightyear_node.records import PeerName, Round
-
-NO_PROBE = cast(Probe, None)
+from lightyear_node.learning import Candidate, make_rule, shares_of
+from lightyear_node.learning.rules import RoundContext
+from lightyear_node.types import PeerName, Round
+from tests.support.short_vectors import NO_VALIDATION
 
 
 @dataclass(frozen=True)
@@ -72,18 +70,18 @@ def merged(name: str, models: list[list[float]], faulty: int | None = None) -> l
         for index, values in enumerate(models)
     ]
     own, peers = sites[0], sites[1:]
-    verdicts = rule.judge(own, peers, NO_PROBE, Turn(Round(0))).verdicts
+    verdicts = rule.judge(own, peers, NO_VALIDATION, RoundContext(Round(0))).verdicts
     after = dict(rule.merge(own.weights, shares_of(verdicts, peers), Round(0)))
     result: list[float] = after["w"].tolist()
     return result
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{len(case.models)} models")
-def test_krum_chooses_as_byzfl_does(case: Case) -> None:
+def test_krum_selects_the_same_model_as_byzfl(case: Case) -> None:
     assert [merged("krum", case.models, f) for f in range(len(case.krum))] == case.krum
     assert merged("krum", case.models) == case.krum[-1]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{len(case.models)} models")
-def test_clipping_gives_what_byzfl_gives(case: Case) -> None:
+def test_clipping_gives_the_same_result_as_byzfl(case: Case) -> None:
     assert merged("scclip", case.models) == pytest.approx(case.clipped, rel=1e-12)

@@ -1,4 +1,4 @@
-"""The weights file: canonical bytes, readable by safetensors, mapped rather than loaded."""
+"""The weights file: canonical bytes, readable by safetensors, memory-mapped."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from lightyear_node.learning import (
     rounded,
     write,
 )
-from lightyear_node.learning.rules import Share, mixed
-from lightyear_node.records import PeerName
+from lightyear_node.learning.rules import MergeShare, weighted_mean
+from lightyear_node.types import PeerName
 
 SHORT = [torch.bfloat16, torch.float16]
 
@@ -39,7 +39,7 @@ def sample() -> dict[str, Tensor]:
         "a.single": torch.randn(2, 3),
         "scalar": torch.tensor(1.5),
         "empty": torch.empty(0, 4),
-        "brain": torch.randn(5).bfloat16(),
+        "bfloat": torch.randn(5).bfloat16(),
         "z.double": torch.randn(3).double(),
     }
 
@@ -72,7 +72,7 @@ def test_header_is_canonical() -> None:
     assert len(header) == 8 + length
     assert len(header) % 8 == 0
     parsed = json.loads(header[8:])
-    assert list(parsed) == ["z.double", "a.single", "empty", "scalar", "b.half", "brain"]
+    assert list(parsed) == ["z.double", "a.single", "empty", "scalar", "b.half", "bfloat"]
     assert header[8:].rstrip(b" ") == json.dumps(parsed, separators=(",", ":")).encode()
     offsets = [entry["data_offsets"] for entry in parsed.values()]
     assert offsets == [[0, 24], [24, 48], [48, 48], [48, 52], [52, 58], [58, 68]]
@@ -98,7 +98,7 @@ def test_header_is_frozen() -> None:
         max_size=6,
     )
 )
-def test_any_tensors_come_back(
+def test_any_tensors_survive_a_round_trip(
     tmp_path_factory: pytest.TempPathFactory,
     spec: dict[str, tuple[torch.dtype, list[int]]],
 ) -> None:
@@ -144,11 +144,11 @@ def test_a_stream_must_follow_the_layout(tmp_path: Path) -> None:
     for wrong in (right[::-1], right[:-1], [*right, right[0]], [("z.double", torch.zeros(4))]):
         with pytest.raises(SchemaMismatch):
             write(tmp_path / "w", layout, iter(wrong))
-        assert (tmp_path / "w").read_bytes() == whole  # refused without changing
+        assert (tmp_path / "w").read_bytes() == whole  # the old file is unchanged
     assert [path.name for path in tmp_path.iterdir()] == ["w"]
 
 
-def test_only_floating_entries_travel() -> None:
+def test_only_floating_point_tensors_are_exchanged() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
     assert "1.num_batches_tracked" in model.state_dict()
     assert exchanged(model).keys() == model.state_dict().keys() - {"1.num_batches_tracked"}
@@ -162,7 +162,7 @@ def test_a_type_without_a_canonical_form_is_refused_by_name() -> None:
         header_bytes({"odd": torch.zeros(2).to(torch.float8_e4m3fn)})
 
 
-def test_channels_last_is_written_as_usual(tmp_path: Path) -> None:
+def test_channels_last_is_written_in_the_default_order(tmp_path: Path) -> None:
     conv = nn.Conv2d(2, 4, 3)
     conv.weight = nn.Parameter(conv.weight.detach().to(memory_format=torch.channels_last))
     saved(tmp_path / "w", exchanged(conv))
@@ -185,27 +185,27 @@ def test_loading_replaces_floats_and_leaves_the_rest(tmp_path: Path) -> None:
         load_into(ours, {"0.bias": torch.zeros(1)})  # would broadcast
 
 
-def never(count: int) -> None:
+def fail_if_clamped(count: int) -> None:
     raise AssertionError(f"{count} entries were too large")
 
 
 def sent(path: Path, tensors: dict[str, Tensor], dtype: torch.dtype) -> tuple[Layout, Layout]:
-    """Written as it travels; the model's own layout, and that of the wire."""
+    """Write the tensors as sent; return the model's own layout and the wire layout."""
     layout = Layout.of(tensors)
     wire = layout.shortened(dtype)
-    write(path, wire, rounded(tensors, wire, never))
+    write(path, wire, rounded(tensors, wire, fail_if_clamped))
     return layout, wire
 
 
 @pytest.mark.parametrize("dtype", SHORT)
-def test_longer_types_are_rounded_and_shorter_ones_stay(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_wider_types_are_rounded_and_narrower_ones_kept(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = sample()
     layout, wire = sent(tmp_path / "w", tensors, dtype)
-    kept = {"b.half": torch.float16, "brain": torch.bfloat16}
+    kept = {"b.half": torch.float16, "bfloat": torch.bfloat16}
     theirs = load_file(tmp_path / "w")
     for name, tensor in tensors.items():
         assert same(theirs[name], tensor.to(kept.get(name, dtype)))
-    assert list(wire.entries) == sorted(tensors)  # all are of one size now
+    assert list(wire.entries) == sorted(tensors)  # all have the same item size now
     with Weights(tmp_path / "w", layout, wire) as weights:
         layout.check(weights)
         assert list(weights) == list(layout.entries)
@@ -214,7 +214,7 @@ def test_longer_types_are_rounded_and_shorter_ones_stay(tmp_path: Path, dtype: t
 
 
 @pytest.mark.parametrize("dtype", SHORT)
-def test_a_rounded_file_is_half_as_long_and_rounding_it_again_changes_nothing(
+def test_a_rounded_file_has_half_the_size_and_rounding_is_idempotent(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     tensors = {"a": torch.randn(300, 100), "b": torch.randn(100)}
@@ -229,7 +229,7 @@ def test_a_rounded_file_is_half_as_long_and_rounding_it_again_changes_nothing(
     assert (tmp_path / "again").read_bytes() == (tmp_path / "w").read_bytes()
 
 
-def test_only_the_layout_of_the_wire_is_taken_from_it(tmp_path: Path) -> None:
+def test_a_file_with_another_layout_than_the_wires_is_refused(tmp_path: Path) -> None:
     layout, wire = sent(tmp_path / "short", sample(), torch.bfloat16)
     saved(tmp_path / "full", sample())
     for path, *layouts in (
@@ -241,7 +241,7 @@ def test_only_the_layout_of_the_wire_is_taken_from_it(tmp_path: Path) -> None:
             Weights(tmp_path / path, *layouts)
 
 
-def test_what_is_too_large_becomes_the_largest_and_what_is_no_number_stays() -> None:
+def test_too_large_values_are_clamped_and_nonfinite_ones_kept() -> None:
     inf, nan = torch.inf, torch.nan
     values = {
         "w": torch.tensor([65519.0, 65520.0, -1e9, 3e38, inf, -inf, nan, 1e-7, 0.0]),
@@ -255,13 +255,13 @@ def test_what_is_too_large_becomes_the_largest_and_what_is_no_number_stays() -> 
     assert half["v"].tolist() == [top, -1.0]
     assert sorted(counts) == [1, 3]
     counts.clear()
-    brain = dict(rounded(values, layout.shortened(torch.bfloat16), counts.append))
-    assert brain["v"][0] == torch.finfo(torch.bfloat16).max
-    assert float(brain["w"][3]) == pytest.approx(3e38, rel=0.01)
+    bfloat = dict(rounded(values, layout.shortened(torch.bfloat16), counts.append))
+    assert bfloat["v"][0] == torch.finfo(torch.bfloat16).max
+    assert float(bfloat["w"][3]) == pytest.approx(3e38, rel=0.01)
     assert counts == [1]
 
 
-def test_a_tied_weight_is_written_into_both_places(tmp_path: Path) -> None:
+def test_loading_keeps_tied_weights_tied(tmp_path: Path) -> None:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
     model = nn.Sequential(first, second)
@@ -270,7 +270,7 @@ def test_a_tied_weight_is_written_into_both_places(tmp_path: Path) -> None:
     assert bool((second.weight == 5).all())
 
 
-def test_asking_for_a_name_reads_nothing(tmp_path: Path) -> None:
+def test_a_name_lookup_does_not_read_the_file(tmp_path: Path) -> None:
     layout = saved(tmp_path / "w", sample())
     weights = Weights(tmp_path / "w", layout)
     weights.close()
@@ -278,13 +278,13 @@ def test_asking_for_a_name_reads_nothing(tmp_path: Path) -> None:
     assert "stray" not in weights
 
 
-def many(folder: Path, dtype: torch.dtype | None) -> tuple[Layout, list[Weights]]:
-    """Twelve files of 16 MiB, or of half of that."""
+def twelve_files(folder: Path, dtype: torch.dtype | None) -> tuple[Layout, list[Weights]]:
+    """Twelve files of 16 MiB each, or 8 MiB if rounded."""
     tensors = {f"{index}.weight": torch.randn(512, 1024) for index in range(8)}
     layout = Layout.of(tensors)
     wire = layout if dtype is None else layout.shortened(dtype)
     for peer in range(12):
-        write(folder / str(peer), wire, rounded(tensors, wire, never))
+        write(folder / str(peer), wire, rounded(tensors, wire, fail_if_clamped))
     return layout, [Weights(folder / str(peer), layout, wire) for peer in range(12)]
 
 
@@ -293,24 +293,24 @@ def many(folder: Path, dtype: torch.dtype | None) -> tuple[Layout, list[Weights]
 def test_merging_many_files_holds_one_tensor_of_each(
     tmp_path: Path, dtype: torch.dtype | None
 ) -> None:
-    layout, peers = many(tmp_path, dtype)
-    shares = [Share(PeerName(f"p{i}"), peer, 1 / 12) for i, peer in enumerate(peers)]
+    layout, peers = twelve_files(tmp_path, dtype)
+    shares = [MergeShare(PeerName(f"p{i}"), peer, 1 / 12) for i, peer in enumerate(peers)]
     process = psutil.Process()
     before, peak = process.memory_info().rss, 0
-    for _ in mixed(peers[0], shares):
+    for _ in weighted_mean(peers[0], shares):
         peak = max(peak, process.memory_info().rss)
     assert peak - before < 3 * layout.file_bytes  # all twelve would be 192 MiB
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_loading_a_file_holds_a_piece_of_it(
+def test_loading_a_file_holds_only_part_of_it(
     tmp_path: Path, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Converted tensors are copies: they must not all be there at once."""
+    """Converted tensors are copies: they must not all exist at once."""
     monkeypatch.setattr("lightyear_node.learning.weights.LOAD_BYTES_MAX", 5 << 20)
-    _, [weights, *_] = many(tmp_path, dtype)
+    _, [weights, *_] = twelve_files(tmp_path, dtype)
 
-    class Watching(nn.Module):
+    class RecordingModel(nn.Module):
         held: ClassVar[list[int]] = []
 
         def __init__(self) -> None:
@@ -322,7 +322,7 @@ def test_loading_a_file_holds_a_piece_of_it(
             self.held.append(sum(tensor.nbytes for tensor in state.values()))
             return super().load_state_dict(state, *args, **kwargs)
 
-    model = Watching()
+    model = RecordingModel()
     load_into(model, weights)
     assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
-    assert Watching.held == [6 << 20, 6 << 20, 4 << 20]
+    assert RecordingModel.held == [6 << 20, 6 << 20, 4 << 20]

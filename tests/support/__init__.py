@@ -1,0 +1,1 @@
+"""What tests of several folders share: sites, journals, terminals, peers that misbehave."""

@@ -1,0 +1,9 @@
+"""Paths of the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "lightyear_node"
