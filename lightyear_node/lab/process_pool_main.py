@@ -19,6 +19,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     # What a task prints goes to stderr, not between the answers.
     os.dup2(2, 1)
+    # A job that is killed cannot write what is left in a buffer.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     for line in sys.stdin:
         module, job = json.loads(line)
         child = os.fork()

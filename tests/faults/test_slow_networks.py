@@ -79,8 +79,8 @@ def test_an_update_arrives_over_a_1_mbit_s_link(tmp_path: Path) -> None:
             print(f"{mib} MiB for two peers took {took_s:.1f} s, and {passed} rounds")
             assert passed >= 3
             # A chunk has 30 s.  On a machine so busy that the link is idle half of the time, it may
-            # take longer: the receiver counts a timeout, the sender a truncated transfer.  The chunk
-            # is requested again, and counts against no peer.
+            # take longer: the receiver counts a timeout, the sender a truncated transfer.  The
+            # chunk is requested again, and counts against no peer.
             busy = took_s > 2 * (2 * mib * MIB * 8 / 1e6)
             for name in (A, B, C):
                 metrics = hosts.metrics(name)

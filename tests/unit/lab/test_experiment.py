@@ -69,6 +69,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     monkeypatch.delenv("LIGHTYEAR_DATA", raising=False)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what users have
     Path("scratch").mkdir()
 
 
