@@ -78,10 +78,10 @@ def test_an_update_arrives_over_a_1_mbit_s_link(tmp_path: Path) -> None:
             passed = len(federation.rounds(A)) - first
             print(f"{mib} MiB for two peers took {took_s:.1f} s, and {passed} rounds")
             assert passed >= 3
-            # A chunk has 30 s.  On a machine so busy that the link is idle half of the time, it may
-            # take longer: the receiver counts a timeout, the sender a truncated transfer.  The
-            # chunk is requested again, and counts against no peer.
-            busy = took_s > 2 * (2 * mib * MIB * 8 / 1e6)
+            # A chunk takes 17 s and may take 30 s.  If it takes longer, because the machine is too
+            # busy to use the link, the receiver counts a timeout and the sender a truncated
+            # transfer; the chunk is requested again, and counts against no peer.
+            busy = took_s > 1.3 * (2 * mib * MIB * 8 / 1e6)
             for name in (A, B, C):
                 metrics = hosts.metrics(name)
                 for reason in ("timeout", "truncated"):
