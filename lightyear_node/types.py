@@ -332,19 +332,27 @@ class Worth:
     alone: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the model trained alone, in the newest round."""
 
+    losses: tuple[PairedScores, ...] = ()
+    """The same comparison of minus the losses; empty if `recent` is of losses."""
+
     @property
     def samples(self) -> int:
         return sum(one.samples for one in self.recent)
 
     @property
     def gain(self) -> float:
-        return sum(one.gain * one.samples for one in self.recent) / self.samples
+        return _mean_gain(self.recent)
 
     @property
     def error(self) -> float:
         """Standard error of the gain, as if every sample of every round were independent."""
         within = sum(one.variance * one.samples for one in self.recent) / self.samples
         return math.sqrt(within / self.samples)
+
+    @property
+    def lower_loss(self) -> bool:
+        """Whether the federated model's loss is lower; True if `recent` is of losses."""
+        return not self.losses or _mean_gain(self.losses) > 0
 
     def to_plain(self) -> dict[str, Any]:
         """With gain and error, for readers of the journal."""
@@ -353,7 +361,8 @@ class Worth:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         recent = tuple(PairedScores(**one) for one in plain["recent"])
-        return cls(plain["unit"], recent, Served(plain["served"]), plain["alone"])
+        losses = tuple(PairedScores(**one) for one in plain["losses"])
+        return cls(plain["unit"], recent, Served(plain["served"]), plain["alone"], losses)
 
     def description(self) -> str:
         """The gain with its standard error, and which model is served."""
@@ -363,6 +372,10 @@ class Worth:
             f"federated against alone {factor * self.gain:+.3g} ± {factor * self.error:.2g}{unit},"
             f" serving the {'federated model' if self.served is Served.FEDERATED else 'one alone'}"
         )
+
+
+def _mean_gain(rounds: Sequence[PairedScores]) -> float:
+    return sum(one.gain * one.samples for one in rounds) / sum(one.samples for one in rounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,14 @@ from lightyear_node.learning.agreement import NO_BATCHES, ReferenceKernels
 from lightyear_node.learning.batchnorm import estimate_statistics
 from lightyear_node.learning.chance import Chance, measure_chance
 from lightyear_node.learning.confirmation import rows_of_batch, selected
-from lightyear_node.learning.decisions import GROUP, WORST, binary_scores, class_scores
+from lightyear_node.learning.decisions import (
+    GROUP,
+    WORST,
+    binary_losses,
+    binary_scores,
+    class_losses,
+    class_scores,
+)
 from lightyear_node.learning.exchanged_tensors import copy_with_ties
 from lightyear_node.learning.final_layer import find_final_layers
 from lightyear_node.learning.forward import (
@@ -49,6 +56,15 @@ class ValidationResult:
     """A(θ_i, θ_j; V_i); NaN if the network's features are not finite."""
     loss: float | None
     """Mean over V_i; None if V_i has no labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScores:
+    """Scores of one model on each sample or group of samples; higher is better (`decisions`)."""
+
+    decisions: Tensor
+    losses: Tensor | None
+    """Minus the loss; None if the labels are no decisions, so that `decisions` are losses."""
 
 
 class Validation:
@@ -115,20 +131,18 @@ class Validation:
                 self._meter.add(total, index, output_of(self._scratch, unpack(batch)[0]))
         return total.value
 
-    def scores_of(self, model: nn.Module) -> Tensor:
-        """Scores of a model's decisions on every sample or group of samples (`decisions`)."""
-        found = []
+    def scores_of(self, model: nn.Module) -> SampleScores:
+        decisions, losses = [], []
         with evaluation_mode(model):
             for index, batch in enumerate(self.batches):
                 output = output_of(model, unpack(batch)[0])
-                scores = self._meter.decisions(index, output)
-                found.append(scores if scores is not None else self._group_scores(model, batch))
-        return torch.cat(found).nan_to_num(WORST).clamp(min=WORST)
-
-    @property
-    def has_decisions(self) -> bool:
-        """Whether scores are decisions; otherwise losses.  Known once a model was measured."""
-        return self._meter.has_decisions
+                found = self._meter.scores(index, output)
+                if found is None:
+                    decisions.append(self._group_scores(model, batch))
+                else:
+                    decisions.append(found[0])
+                    losses.append(found[1])
+        return SampleScores(_bounded(decisions), _bounded(losses) if losses else None)
 
     def subset(self, samples: Sequence[int]) -> Validation:
         """The same with only these samples; `chance` stays that of all of them."""
@@ -181,6 +195,10 @@ class Validation:
         return lambda index, output: self._meter.add(total, index, output)
 
 
+def _bounded(scores: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(scores)).nan_to_num(WORST).clamp(min=WORST)
+
+
 class _Mean:
     def __init__(self) -> None:
         self.sum = 0.0
@@ -222,7 +240,6 @@ class _LossMeter:
         self._first: list[tuple[Any, Any]] | None = []
         """Outputs of the first model that was measured, and their labels."""
         self._outputs_are_logits: bool | None = None
-        self.has_decisions = False
 
     def add(self, total: _Mean, index: int, output: Any) -> None:
         y = self.labels[index]
@@ -243,12 +260,22 @@ class _LossMeter:
                 self._first.append((output, given))
             total.add(self.task_loss(output, given) * len(logits), len(logits))
 
-    def decisions(self, index: int, output: Any) -> Tensor | None:
-        """Scores of the samples' decisions; None if the labels are no decisions."""
+    def scores(self, index: int, output: Any) -> tuple[Tensor, Tensor] | None:
+        """Scores of the samples' decisions, and minus their losses; None if the labels are neither.
+
+        Labels that are no decisions, such as a regression's, have the loss of the task alone.
+        """
         form, logits, labels = self._form(index, output)
         if form is _Form.CLASSES:
-            return class_scores(logits, labels, IGNORED_LABEL).cpu()
-        return binary_scores(logits, labels).cpu() if form is _Form.BINARY else None
+            both = (
+                class_scores(logits, labels, IGNORED_LABEL),
+                class_losses(logits, labels, IGNORED_LABEL),
+            )
+        elif form is _Form.BINARY:
+            both = binary_scores(logits, labels), binary_losses(logits, labels)
+        else:
+            return None
+        return both[0].cpu(), both[1].cpu()
 
     def task_loss(self, output: Any, y: Any) -> float:
         if self.loss is None:
@@ -276,7 +303,6 @@ class _LossMeter:
                 form = _Form.CLASSES
             elif self._are_binary(logits, y):
                 form = _Form.BINARY
-        self.has_decisions = form is not _Form.OTHER
         return form, logits, y
 
     def measure_chance(self, first_loss: float | None) -> None:

@@ -93,9 +93,12 @@ class Shadow:
         if self._seed is None:
             return before
         confirming = self.confirming(round)
-        scores = [confirming.scores_of(one).tolist() for one in (federated, self.model)]
-        unit = "decisions" if confirming.has_decisions else "loss"
-        return weigh(comparison(*scores), before, unit)
+        ours, alone = confirming.scores_of(federated), confirming.scores_of(self.model)
+        newest = comparison(ours.decisions.tolist(), alone.decisions.tolist())
+        if ours.losses is None or alone.losses is None:
+            return weigh(newest, None, before)
+        losses = comparison(ours.losses.tolist(), alone.losses.tolist())
+        return weigh(newest, losses, before)
 
     def _part(self, round: int, index: int) -> Validation:
         if not self._divisible or self._seed is None:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from lightyear_node.learning.decisions import WORST
 from lightyear_node.learning.worth import ROUNDS, comparison, weigh
 from lightyear_node.types import PairedScores, Served, Worth
 
@@ -15,13 +16,19 @@ WORSE = PairedScores(50, -0.1, 0.09, 0.6)
 EQUAL = PairedScores(50, 0.0, 0.0, 0.7)
 SLIGHTLY_BETTER = PairedScores(50, 0.01, 0.09, 0.7)
 SLIGHTLY_WORSE = PairedScores(50, -0.01, 0.09, 0.7)
+RATHER_BETTER = PairedScores(50, 0.03, 0.09, 0.7)
 RATHER_WORSE = PairedScores(50, -0.03, 0.09, 0.7)
 
 
-def chosen(*rounds: PairedScores) -> Worth:
+CLEARLY_BETTER = PairedScores(50, 0.07, 0.09, 0.8)
+LOWER_LOSS = PairedScores(50, 0.2, 0.5, -0.6)
+HIGHER_LOSS = PairedScores(50, -0.1, 0.5, -0.6)
+
+
+def chosen(*rounds: PairedScores, losses: PairedScores | None = LOWER_LOSS) -> Worth:
     worth = None
     for one in rounds:
-        worth = weigh(one, worth, "decisions")
+        worth = weigh(one, losses, worth)
     assert worth is not None
     return worth
 
@@ -55,6 +62,33 @@ def test_the_better_model_is_served(rounds: list[PairedScores], served: Served) 
     assert chosen(*rounds).served is served
 
 
+@pytest.mark.parametrize(
+    ("rounds", "served"),
+    [
+        ([RATHER_BETTER], Served.ALONE),
+        ([CLEARLY_BETTER], Served.FEDERATED),
+        # Being served already is no advantage then.
+        ([CLEARLY_BETTER, EQUAL, EQUAL], Served.ALONE),
+        ([CLEARLY_BETTER] * 4, Served.FEDERATED),
+    ],
+)
+def test_with_a_higher_loss_decisions_must_be_clearly_better(
+    rounds: list[PairedScores], served: Served
+) -> None:
+    assert chosen(RATHER_BETTER).served is Served.FEDERATED
+    assert chosen(*rounds, losses=HIGHER_LOSS).served is served
+
+
+def test_a_loss_that_overflows_counts_as_higher() -> None:
+    overflown = comparison([-0.1] * 49 + [WORST], [-0.5] * 50)
+    assert chosen(RATHER_BETTER, losses=overflown).served is Served.ALONE
+
+
+def test_losses_are_enough_where_labels_are_no_decisions() -> None:
+    found = chosen(BETTER, losses=None)
+    assert (found.unit, found.losses, found.served) == ("loss", (), Served.FEDERATED)
+
+
 def test_only_the_last_rounds_count() -> None:
     worth = chosen(*[WORSE] * 9, *[BETTER] * ROUNDS)
     assert worth.recent == (BETTER,) * ROUNDS
@@ -63,7 +97,9 @@ def test_only_the_last_rounds_count() -> None:
 
 
 def test_a_record_survives_as_json() -> None:
-    worth = Worth("loss", (BETTER, WORSE), Served.FEDERATED, {"accuracy": 0.5})
+    worth = Worth(
+        "decisions", (BETTER, WORSE), Served.FEDERATED, {"accuracy": 0.5}, (LOWER_LOSS, HIGHER_LOSS)
+    )
     plain = json.loads(json.dumps(worth.to_plain()))
     assert (plain["gain"], plain["served"]) == (0.0, "federated")
     assert Worth.from_plain(plain) == worth
@@ -75,6 +111,5 @@ def test_it_is_described() -> None:
         "federated against alone +10 ± 4.2 points, serving the federated model"
     )
     assert (
-        "-0.1 ± 0.042 of the loss, serving the one alone"
-        in weigh(WORSE, None, "loss").description()
+        "-0.1 ± 0.042 of the loss, serving the one alone" in weigh(WORSE, None, None).description()
     )
