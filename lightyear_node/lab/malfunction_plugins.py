@@ -9,7 +9,8 @@ is given from Python.  Its result is checked: names, shapes and types are those 
     attack.success = function(model, task, **options) -> float
 
 is optional: the measure of the attack's success at an honest site.  It gets those of the attack's
-options that it has parameters for.  Every error names the plug-in.
+options that it has parameters for.  `attack.common = True` says that the update is the same at all
+colluders, so that simulations compute it once in a round.  Every error names the plug-in.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ class AttackPlugin:
                 private=str(error),
             ) from error
         return self._checked(answer, layout)
+
+    @property
+    def common(self) -> bool:
+        """Whether all colluders send the same update."""
+        return bool(getattr(self.function, "common", False))
 
     @property
     def measures_success(self) -> bool:

@@ -51,6 +51,8 @@ class SimulatedSite:
     local_site: FaultySite
     folder: Path
     malfunction: MalfunctionConfig | None = None
+    attack_is_common: bool = False
+    """Whether all colluders send the same update."""
     rounds: list[SimulatedRound] = field(default_factory=list)
     trained: Mapping[str, float] = field(default_factory=dict)
     carried: bool = False
@@ -217,12 +219,22 @@ def _attacked(
     colluders = [one for one in trained if sites[one.peer].attacks]
     honest = [one for one in trained if sites[one.peer].malfunction is None]
     tasks = {name: site.local_site.task for name, site in sites.items()}
-    return [
-        sites[one.peer].attack(one, [c for c in colluders if c is not one], honest, tasks, round)
-        if one in colluders
-        else one
-        for one in trained
-    ]
+    common: dict[str, CandidateFile] = {}
+    sent = []
+    for one in trained:
+        site = sites[one.peer]
+        if site.malfunction is None or not site.attacks:
+            sent.append(one)
+            continue
+        kind = site.malfunction.model_dump_json()
+        if kind in common:
+            sent.append(replace(one, path=common[kind].path, digest=common[kind].digest))
+            continue
+        others = [colluder for colluder in colluders if colluder is not one]
+        sent.append(site.attack(one, others, honest, tasks, round))
+        if site.attack_is_common:
+            common[kind] = sent[-1]
+    return sent
 
 
 def make_sites(
@@ -230,6 +242,7 @@ def make_sites(
 ) -> dict[PeerName, SimulatedSite]:
     """Build every site's task and write its initial model below `folder`."""
     from lightyear_node.lab.faulty_site import FaultySite
+    from lightyear_node.lab.malfunction_plugins import load_plugin
 
     given = functions or GivenFunctions()
     success = _success(spec, given.attack)
@@ -251,6 +264,8 @@ def make_sites(
             tolerant=True,
         )
         site = SimulatedSite(local, folder / name, malfunction)
+        if malfunction is not None and not malfunction.built_in:
+            site.attack_is_common = load_plugin(malfunction, given.attack).common
         site.folder.mkdir()
         local.write_initial(site.model)
         sites[name] = site

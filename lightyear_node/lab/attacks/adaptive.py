@@ -37,6 +37,9 @@ def adaptive_grey(
     return _raised_loss(chosen, colluders_tasks(context), context, steps, rate)
 
 
+adaptive_grey.common = True  # type: ignore[attr-defined]
+
+
 def adaptive_white(
     update: Tensors,
     context: AttackContext,
@@ -49,6 +52,9 @@ def adaptive_white(
     if chosen is None:
         return dict(update)
     return _raised_loss(chosen, [_task_of(chosen, context)], context, steps, rate)
+
+
+adaptive_white.common = True  # type: ignore[attr-defined]
 
 
 def sleeper(
@@ -103,6 +109,9 @@ def overfit_v(
             break
         message = found
     return message
+
+
+overfit_v.common = True  # type: ignore[attr-defined]
 
 
 def _raised_loss(

@@ -96,6 +96,24 @@ def test_an_attack_is_called_once_for_each_attacking_site_and_round(recorded: Re
     assert len({context.seed for context in recorded.contexts.values()}) == 4
 
 
+def test_a_common_attack_is_computed_once_in_a_round_and_sent_by_all() -> None:
+    called: list[tuple[int, str]] = []
+
+    def attack(update: Tensors, context: AttackContext) -> Tensors:
+        called.append((context.round, context.site))
+        return {name: tensor + len(called) for name, tensor in update.items()}
+
+    def different_updates(result: SimulationResult) -> list[int]:
+        received = [{v.digest for v in one.verdicts if v.peer in (B, D)} for one in result.sites[A]]
+        return [len(digests) for digests in received]
+
+    assert different_updates(attacked(attack)) == [2, 2]
+    called.clear()
+    attack.common = True  # type: ignore[attr-defined]
+    assert different_updates(attacked(attack)) == [1, 1]
+    assert called == [(0, B), (1, B)]
+
+
 def test_an_attack_sees_honest_sites_and_the_honest_updates_of_colluders(
     recorded: Recorder,
 ) -> None:
