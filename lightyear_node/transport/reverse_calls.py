@@ -241,7 +241,10 @@ async def _answer(peer: PeerName, request: bytes, call: Call, handlers: Handlers
     kind = question.WhichOneof("question")
 
     async def reply(answer: Message) -> None:
-        await call.write(answer.SerializeToString())
+        try:
+            await call.write(answer.SerializeToString())
+        except asyncio.InvalidStateError:  # how gRPC says that the peer has ended the call
+            raise grpc.aio.UsageError("the call has ended") from None
 
     async def send(piece: Message) -> None:
         await reply(pb.Answer(piece=piece))

@@ -103,6 +103,51 @@ def test_an_update_is_fetched_and_an_interrupted_fetch_resumes(tmp_path: Path) -
     asyncio.run(scenario())
 
 
+class EndedCall:
+    """A call whose caller asks for an update and ends it before the answer."""
+
+    async def read(self) -> bytes:
+        request = pb.FetchRequest(digest=bytes.fromhex(DIGEST))
+        return bytes(pb.Question(fetch=request).SerializeToString())
+
+    async def write(self, answer: bytes) -> None:
+        raise asyncio.InvalidStateError("RPC already finished.")
+
+    def cancel(self) -> None:
+        pass
+
+
+class EndingChannel:
+    """A connection on which every call is ended early."""
+
+    opened = 0
+
+    def open_reverse_stream(self) -> EndedCall:
+        self.opened += 1
+        return EndedCall()
+
+
+def test_a_caller_that_ends_its_call_is_no_error_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel: Any = EndingChannel()
+    host = FakeHost(offering(tmp_path / "offered"))
+
+    async def scenario() -> None:
+        handlers = Handlers(host, tmp_path)
+        serving_calls = serve_reverse_calls(SITE_A, lambda: channel, handlers)
+        task = asyncio.get_running_loop().create_task(serving_calls)
+        async with asyncio.timeout(20):
+            while channel.opened < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        handlers.close()
+
+    asyncio.run(scenario())
+    assert not caplog.records
+
+
 def test_refusals_arrive_as_those_of_a_direct_call() -> None:
     async def scenario() -> None:
         host = FakeHost()
