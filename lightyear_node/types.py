@@ -252,6 +252,10 @@ class Attempt:
 
     without: tuple[PeerName, ...]
     loss: float
+    gain: float | None = None
+    """Mean change of our decisions' scores; None if they were not compared."""
+    error: float | None = None
+    """Standard error of the gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +277,14 @@ class Harm:
 
     def description(self) -> str:
         """Which peers were left out and why, or that the merge did no harm."""
-        after = self.tried[0].loss
-        change = f"our validation loss would have gone from {self.loss_before:.3g} to"
-        change += " no number" if after == sys.float_info.max else f" {after:.3g}"
-        change += f", above the limit of {self.limit:.3g}"
+        first = self.tried[0]
+        if first.loss <= self.limit and first.gain is not None and first.error is not None:
+            change = f"our decisions would have changed by {100 * first.gain:+.3g}"
+            change += f" ± {100 * first.error:.2g} points"
+        else:
+            change = f"our validation loss would have gone from {self.loss_before:.3g} to"
+            change += " no number" if first.loss == sys.float_info.max else f" {first.loss:.3g}"
+            change += f", above the limit of {self.limit:.3g}"
         if self.kept_local:
             return f"kept our own model, merging does harm whichever peers are left out: {change}"
         if self.dropped:
@@ -285,7 +293,10 @@ class Harm:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        tried = tuple(Attempt(tuple(one["without"]), one["loss"]) for one in plain["tried"])
+        tried = tuple(
+            Attempt(tuple(one["without"]), one["loss"], one.get("gain"), one.get("error"))
+            for one in plain["tried"]
+        )
         return cls(
             plain["limit"],
             plain["loss_before"],

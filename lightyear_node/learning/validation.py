@@ -124,12 +124,21 @@ class Validation:
 
     def loss_of(self, weights: Mapping[str, Tensor], *, own_statistics: bool) -> float | None:
         """The loss without the agreement, so no reference is needed; None if V_i has no labels."""
+        return self.loss_and_decisions(weights, own_statistics=own_statistics)[0]
+
+    def loss_and_decisions(
+        self, weights: Mapping[str, Tensor], *, own_statistics: bool
+    ) -> tuple[float | None, Tensor | None]:
+        """The loss, and the scores of the decisions; None where the labels have none."""
         self._load(weights, own_statistics)
-        total = _Mean()
+        total, decisions = _Mean(), []
         with evaluation_mode(self._scratch):
             for index, batch in enumerate(self.batches):
-                self._meter.add(total, index, output_of(self._scratch, unpack(batch)[0]))
-        return total.value
+                output = output_of(self._scratch, unpack(batch)[0])
+                self._meter.add(total, index, output)
+                found = self._meter.scores(index, output)
+                decisions += [] if found is None else [found[0]]
+        return total.value, _bounded(decisions) if decisions else None
 
     def scores_of(self, model: nn.Module) -> SampleScores:
         decisions, losses = [], []

@@ -21,9 +21,10 @@ from lightyear_node.lab.attacks.weights_math import Tensors, difference, moved
 from lightyear_node.lab.malfunction_plugins import AttackContext
 from lightyear_node.learning import Validation
 from lightyear_node.learning.guard import ORDER, DistanceLimits
-from lightyear_node.learning.merge_check import loss_limit
+from lightyear_node.learning.merge_check import DECISIONS_MARGIN, loss_limit
 from lightyear_node.learning.rules import Lightyear
 from lightyear_node.learning.rules.base import Candidate, MergeShare, RoundContext
+from lightyear_node.learning.worth import comparison
 from lightyear_node.types import PeerName, Round, Verdict
 from lightyear_node.worker.task import Task
 
@@ -95,7 +96,10 @@ class GuardEstimate:
             network(task), self.batches, loss=task.loss, head=task.head, output=task.output
         )
         self._judge([victim.update])  # measures the victim's loss and the loss of guessing
-        own_loss, allowed = self._validation.own_loss, RuleConfig().harm_allowed
+        own_loss, self._own_decisions = self._validation.loss_and_decisions(
+            victim.update, own_statistics=True
+        )
+        allowed = RuleConfig().harm_allowed
         assert own_loss is not None  # the guard needs labels
         assert allowed is not None
         self._loss_max = loss_limit(round, own_loss, self._validation.chance, MARGIN * allowed)
@@ -110,8 +114,14 @@ class GuardEstimate:
         [verdict] = self._judge([message])
         if not (verdict.accepted and _with_margin(verdict)):
             return False
-        loss = self._validation.loss_of(self.merged(message), own_statistics=True)
-        return loss is not None and loss <= self._loss_max
+        merged = self.merged(message)
+        loss, decisions = self._validation.loss_and_decisions(merged, own_statistics=True)
+        if loss is None or loss > self._loss_max:
+            return False
+        if self._context.round == 0 or decisions is None or self._own_decisions is None:
+            return True
+        found = comparison(decisions.tolist(), self._own_decisions.tolist())
+        return found.gain >= -MARGIN * DECISIONS_MARGIN * found.error
 
     def farthest_accepted(
         self, base: Tensors, wanted: Tensors, shares: Iterable[float]

@@ -137,7 +137,9 @@ def test_a_merge_without_dropped_peers_is_not_logged_as_harm() -> None:
     watched = observer(stream)
     watched.committed(Round(3), "m", {}, Harm(0.5, 0.4, (Attempt((), 0.3),), (), kept_local=False))
     assert "harm" not in stream.getvalue()
-    assert watched.status()["harm"]["tried"] == ({"without": (), "loss": 0.3},)
+    assert watched.status()["harm"]["tried"] == (
+        {"without": (), "loss": 0.3, "gain": None, "error": None},
+    )
     watched.committed(Round(4), "m", {})
     assert watched.status()["harm"] is None
 

