@@ -208,7 +208,11 @@ def fate_of(verdict: Plain) -> str:
 
 def _attempt(tried: Plain) -> str:
     without = ", ".join(tried.get("without") or [])
-    return f"{_number(tried.get('loss'))} " + (f"without {without}" if without else "with all")
+    text = f"{_number(tried.get('loss'))} " + (f"without {without}" if without else "with all")
+    gain, error = tried.get("gain"), tried.get("error")
+    if not (isinstance(gain, int | float) and isinstance(error, int | float)):
+        return text
+    return f"{text} (decisions {100 * gain:+.3g} ± {100 * error:.2g} points)"
 
 
 def timestamp(wall_ns: Any) -> str:

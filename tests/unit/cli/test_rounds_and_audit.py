@@ -88,7 +88,10 @@ def test_explain_reports_the_merge_check(home: Path) -> None:
     site.home, site.identity, site.name = home, IDENTITIES[A], A
     site.path = home / "state/journal.db"
     site.open()
-    tried = [{"without": [], "loss": 3.0}, {"without": [B], "loss": 2.0}]
+    tried = [
+        {"without": [], "loss": 3.0},  # without decisions
+        {"without": [B], "loss": 2.0, "gain": -0.11, "error": 0.042},
+    ]
     for round, kept in ((3, False), (4, True)):
         others = [Update(B, Generation(0), Round(round), digest(B, round))]
         site.seal(round)
@@ -112,7 +115,7 @@ def test_explain_reports_the_merge_check(home: Path) -> None:
     site.close()
     text = output_of("explain", "--round", "3", "--peer", B)
     assert "dropped again, because the merged model did worse: site-b" in text
-    assert "3 with all, 2 without site-b" in text
+    assert "3 with all, 2 without site-b (decisions -11 ± 4.2 points)" in text
     assert "so site-b was accepted on its own, but is not part of the result" in text
     assert "our own model was kept" in output_of("rounds", "show", "4")
     assert data_of("explain", "--round", "3", "--peer", B)["harm"]["limit"] == 1.6
