@@ -12,6 +12,7 @@ Modules:
     demo_plot          its figure
     demo_page          one web page for all its sites
     simulate           a federation in one process, without a network
+    simulation_process  simulations in a child process
     simulation_records  the federation to simulate and its results, as records
     simulate_command   `lightyear-node simulate`: run and table
     malfunctions       names and settings of the malfunctions that are injected

@@ -22,9 +22,9 @@ from lightyear_node.lab.simulate import (
     FOLDER_PREFIX,
     Progress,
     SimulatedSite,
-    answer_jobs,
     make_sites,
 )
+from lightyear_node.lab.simulation_process import answer_jobs
 from lightyear_node.lab.simulation_records import SimulationSpec
 from lightyear_node.types import PeerName, Round, Verdict
 from lightyear_node.worker.job_types import CandidateFile, verdict_to_plain

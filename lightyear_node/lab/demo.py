@@ -37,7 +37,7 @@ from lightyear_node.lab.federation import (
 )
 from lightyear_node.lab.malfunctions import MalfunctionConfig
 from lightyear_node.lab.progress_bar import progress_bar_shown
-from lightyear_node.lab.simulate import SimulationProcess
+from lightyear_node.lab.simulation_process import SimulationProcess
 from lightyear_node.lab.simulation_records import SimulationResult, SimulationSpec
 from lightyear_node.types import PeerName
 

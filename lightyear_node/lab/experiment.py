@@ -40,7 +40,7 @@ from lightyear_node.lab.simulation_records import SimulationResult
 from lightyear_node.lab.suite import Suite, load_suite, nearest
 from lightyear_node.observe.progress import duration
 
-SIMULATE = "lightyear_node.lab.simulate"
+SIMULATE = "lightyear_node.lab.simulation_process"
 ACCEPTANCE = "lightyear_node.lab.acceptance"
 
 

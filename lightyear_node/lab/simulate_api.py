@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from lightyear_node.config.federation import LIGHTYEAR
 from lightyear_node.lab.process_pool import child_environment
-from lightyear_node.lab.simulate import GivenFunctions, Progress, simulate_in_child
+from lightyear_node.lab.simulate import GivenFunctions, Progress
 from lightyear_node.lab.simulate import simulate as simulate_here
 from lightyear_node.lab.simulate_command import SimulateOptions, spec_of
+from lightyear_node.lab.simulation_process import simulate_in_child
 from lightyear_node.lab.simulation_records import SimulatedRound, SimulationSpec
 from lightyear_node.lab.tasks import DATA_VARIABLE
 from lightyear_node.types import PeerName

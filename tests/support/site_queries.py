@@ -16,7 +16,7 @@ import yaml
 
 from lightyear_node.config.federation import BarrierConfig, ExchangeConfig, RuleConfig
 from lightyear_node.lab.federation import PEERS_NAME, Federation, SiteHome, Statuses
-from lightyear_node.lab.simulate import simulate_in_child
+from lightyear_node.lab.simulation_process import simulate_in_child
 from lightyear_node.lab.simulation_records import SimulationResult, SimulationSpec
 from lightyear_node.node.home import load_home
 from lightyear_node.observe.admin_socket import NotRunning, ask

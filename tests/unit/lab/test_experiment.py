@@ -280,7 +280,7 @@ def test_acceptance_is_measured_once_and_kept_by_a_run_of_one_grid(
 
     async def answer(pool: object, module: str, *more: object) -> list[Any]:
         modules.append(module.rpartition(".")[2])
-        if modules[-1] == "simulate":
+        if modules[-1] == "simulation_process":
             raise LabError("no luck")
         return [[{"round": 0, "malfunction": "none", "paper": True, "guard": True}]]
 
@@ -294,7 +294,8 @@ def test_acceptance_is_measured_once_and_kept_by_a_run_of_one_grid(
         assert [message for _, message in outcome.failures] == ["no luck"]
         [row] = read_lines(OUT / "acceptance.jsonl")
         assert (row["task"], row["seed"], row["paper"]) == ("digits", 0, True)
-    assert modules == ["simulate", "acceptance", "simulate", "simulate"]
+    process = "simulation_process"
+    assert modules == [process, "acceptance", process, process]
     assert reported == []
 
 
