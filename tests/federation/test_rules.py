@@ -60,6 +60,10 @@ def check_reputation(history: list[Record]) -> None:
         before = state
 
 
+def is_accepted(peer: PeerName, decision: Mapping[str, Any]) -> bool:
+    return any(one["accepted"] for one in decision["verdicts"] if one["peer"] == peer)
+
+
 def test_a_reputation_survives_sigkill_and_ends_in_blocking(
     lay_out_sites: LayOut, records: Records
 ) -> None:
@@ -87,8 +91,13 @@ def test_a_reputation_survives_sigkill_and_ends_in_blocking(
         history = records(home)
         assert len(decisions(history)) == rounds
         check_reputation(history)
+    # The killed site may be late, and have to judge fewer models: AFA finds no outlier among two.
+    for home in homes[:2]:
+        history = records(home)
+        complete = [d for d in decisions(history) if len(d["verdicts"]) == len(homes) - 1]
+        assert complete
+        assert not any(is_accepted(D, decision) for decision in complete)
         about_d = [v for d in decisions(history) for v in d["verdicts"] if v["peer"] == D]
-        assert not any(verdict["accepted"] for verdict in about_d)
         assert "blocked" in [verdict["reason"] for verdict in about_d[-3:]]
         assert durable_values(home)["rule_state"]["blocked"] == [D]
     check_histories(homes, records)
