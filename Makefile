@@ -53,7 +53,7 @@ bench: $(VENV)/dev
 # The tables and figures in docs/results: about an hour on two cores.  DATA is the directory of the
 # prepared data sets; RESUME=--resume continues an interrupted run.
 DATA ?= ../shared/data
-SUITES ?= guard femnist hospitals worst-case
+SUITES ?= guard femnist hospitals worst-case merge-check
 results: $(VENV)/dev
 	for suite in $(SUITES); do $(BIN)/lightyear-node experiment docs/results/$$suite/suite.yaml \
 	  --out docs/results/$$suite --data $(DATA) $(RESUME) || exit 1; done

@@ -58,6 +58,18 @@ def build(site_index, site_count, seed):
         os.kill(os.getpid(), signal.SIGKILL)
     return digits.build(site_index, site_count, seed, epochs=1, batch_size=64)
 """
+GATED_TASK = """
+import time
+from pathlib import Path
+from lightyear_node.lab.tasks import digits
+
+def build(site_index, site_count, seed):
+    results = Path("out/results.jsonl")
+    while Path("closed").exists() and results.exists() and results.read_text():
+        time.sleep(0.01)
+    return digits.build(site_index, site_count, seed, epochs=1, batch_size=64)
+"""
+"""While the file `closed` exists, its second job does not begin."""
 SUITE, OUT = Path("suite.yaml"), Path("out")
 RESULTS = OUT / "results.jsonl"
 
@@ -168,17 +180,21 @@ def test_a_killed_run_with_a_torn_line_can_be_resumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The results equal those of an uninterrupted run, without repetitions."""
-    write_suite()
+    Path("gated_task.py").write_text(GATED_TASK)
+    Path("closed").touch()
+    grid = GRID | {"task": "gated_task:build", "args": {}, "metric": "accuracy"}
+    write_suite(grid)
     with start("--jobs", "1", "--no-view") as process:
         wait_until(lambda: RESULTS.exists() and RESULTS.read_text().endswith("\n"))
         # The folder is locked.
         with pytest.raises(AlreadyRunning):
             ResultFolder(OUT)
-        orphans = psutil.Process(process.pid).children()
+        orphans = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
         for orphan in orphans:
             orphan.kill()
+    Path("closed").unlink()
     [first] = read_lines(RESULTS)
     local, fedavg = expand(load_suite(SUITE))
     assert (first["key"], first["label"]) == (local.key, "local")
@@ -189,7 +205,7 @@ def test_a_killed_run_with_a_torn_line_can_be_resumed(
         file.write(json.dumps(failed_row("tiny", fedavg, "no luck")) + '\n{"schema_ver')
     # The suite has changed: another label, and a second grid with the same work.
     rules = ["local", {"name": "fedavg", "label": "averaged"}]
-    write_suite(GRID | {"rules": rules}, GRID | {"name": "again", "rules": ["local", "fedavg"]})
+    write_suite(grid | {"rules": rules}, grid | {"name": "again", "rules": ["local", "fedavg"]})
     console = quiet()
     outcome = run(ExperimentOptions(suite=SUITE, out=OUT, resume=True, jobs=1), console)
     assert (outcome.total, outcome.before, outcome.failures) == (4, 2, [])
