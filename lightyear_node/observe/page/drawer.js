@@ -14,10 +14,17 @@ const drawer = document.getElementById("drawer");
 const title = document.getElementById("drawer-title");
 const body = document.getElementById("drawer-body");
 let requests = 0;
+let opener = null;
 
 document.getElementById("close").addEventListener("click", () => drawer.close());
 drawer.addEventListener("click", (event) => {
   if (event.target === drawer) drawer.close();
+});
+
+// The browser returns the focus, except to an element that was drawn again meanwhile.
+drawer.addEventListener("close", () => {
+  if (opener && document.activeElement === document.body)
+    document.querySelector(`:not(#drawer *)[aria-label="${CSS.escape(opener)}"]`)?.focus();
 });
 
 export function openExplanation(api, round, peer) {
@@ -36,7 +43,10 @@ async function open(heading, api, path, draw) {
   const ours = ++requests;
   title.textContent = heading;
   show(body, h("p", { class: "empty" }, "Loading …"));
-  if (!drawer.open) drawer.showModal();
+  if (!drawer.open) {
+    opener = document.activeElement.getAttribute("aria-label");
+    drawer.showModal();
+  }
   title.focus();
   drawer.scrollTop = 0;
   let drawn;
