@@ -89,18 +89,18 @@ def test_decisions_that_are_worse_are_harm_although_the_loss_is_lower() -> None:
             [B, C], lambda dropped: table[frozenset(dropped)], own_loss=0.4, limit=0.5
         )
 
-    nobody, only_c, only_b = frozenset[PeerName](), frozenset([B]), frozenset([C])
-    found = choose_among({nobody: within, only_b: worse, only_c: worse})
+    none, only_c, only_b = frozenset[PeerName](), frozenset([B]), frozenset([C])
+    found = choose_among({none: within, only_b: worse, only_c: worse})
     assert found.dropped == ()
     assert found.description() == "merging did no harm"
     # The peer with which our decisions are worse is left out first, although its loss is lower.
     high = Measured(0.49, 0.0, 0.1)
-    found = choose_among({nobody: worse, only_b: worse, only_c: high})
+    found = choose_among({none: worse, only_b: worse, only_c: high})
     assert found.dropped == (B,)
     assert "with all updates our decisions would have changed by -11 ± 10 points" in (
         found.description()
     )
-    assert choose_among({nobody: worse, only_b: worse, only_c: worse}).kept_local
+    assert choose_among({none: worse, only_b: worse, only_c: worse}).kept_local
 
 
 def test_no_error_means_that_any_loss_of_decisions_is_harm() -> None:

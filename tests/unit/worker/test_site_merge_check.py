@@ -93,6 +93,28 @@ def test_the_worst_peer_is_dropped_first_and_finally_our_model_is_kept_bit_for_b
     assert result.metrics["accuracy"] > 0.9  # measured on the kept model
 
 
+def test_a_merge_that_decides_worse_within_the_limit_on_the_loss_is_not_kept(
+    tmp_path: Path,
+) -> None:
+    """The merged model is nearly constant: the loss of guessing, and wrong decisions."""
+    site = TrainedSite(tmp_path / "one", rule={"harm_max": 1.0})
+    bad = site.peer(BAD, -1.2)
+    result, file = site.merged(bad)
+    assert result.harm is not None
+    [tried] = result.harm.tried
+    assert tried.loss <= result.harm.limit
+    assert tried.gain is not None
+    assert tried.error is not None
+    assert tried.gain < -tried.error
+    assert result.harm.kept_local
+    assert file == site.path("own").read_bytes()
+    # In the first round decisions are not compared.
+    site.round = 0
+    first, _ = site.merged(bad)
+    assert first.harm is not None
+    assert [(one.gain, one.error) for one in first.harm.tried] == [(None, None)]
+
+
 def test_a_restarted_worker_repeats_the_merge_exactly(tmp_path: Path) -> None:
     site = TrainedSite(tmp_path / "one")
     peers = [site.peer(GOOD, 1.1), site.peer(BAD, -4.0), site.peer(WORSE, -9.0)]
