@@ -47,11 +47,11 @@ CALL_S = 5.0
 """Deadline of a greeting or an announcement; a late heartbeat is worth no more than a lost one."""
 HANDSHAKE_S = 10.0
 """From the first byte of a connection to the first call of a known peer."""
-CHUNK_READ_S = 30.0
-"""Timeout for the next chunk of a fetch.  The total duration has no limit: it depends only on the
-model's size and the link's speed."""
-CHUNK_WRITE_S = 30.0
-"""Timeout for a peer to read 1 MiB; 35 kB/s is slower than any link worth serving."""
+CHUNK_READ_S = 60.0
+"""Timeout for the next chunk of a fetch: 1 MiB to each of seven peers over one line of 1 Mbit/s.
+The total duration has no limit: it depends only on the model's size and the link's speed."""
+CHUNK_WRITE_S = 60.0
+"""Timeout for a peer to read 1 MiB; the line is shared with other peers, and not always evenly."""
 REQUEST_READ_S = 5.0
 """From the opening of a call to the end of its request, which is 64 KiB at most."""
 REFUSAL_WRITE_S = 1.0

@@ -78,15 +78,10 @@ def test_an_update_arrives_over_a_1_mbit_s_link(tmp_path: Path) -> None:
             passed = len(federation.rounds(A)) - first
             print(f"{mib} MiB for two peers took {took_s:.1f} s, and {passed} rounds")
             assert passed >= 3
-            # A chunk takes 17 s and may take 30 s.  If it takes longer, because the machine is too
-            # busy to use the link, the receiver counts a timeout and the sender a truncated
-            # transfer; the chunk is requested again, and counts against no peer.  That cannot be
-            # if the link was unused for less than 10 s in all.
-            busy = took_s > 2 * mib * MIB * 8 / 1e6 + 10
-            for name in (A, B, C):
+            for name in (A, B, C):  # a chunk takes 17 s, and may take 60 s
                 metrics = hosts.metrics(name)
                 for reason in ("timeout", "truncated"):
-                    assert busy or counted(metrics, "transfer_errors", reason=reason) == 0
+                    assert counted(metrics, "transfer_errors", reason=reason) == 0
                 assert counted(metrics, "peer_refusals") == 0
                 assert counted(metrics, "peer_calls_denied", reason="slow_reader") == 0
     check_histories(hosts.homes, history)
