@@ -37,12 +37,16 @@ from lightyear_node.types import Reason
 DISTANCE_FLOOR = 0.5
 DISTANCE_CEILING = 1.0
 """At 1, a peer's layer is as far from ours as a zero matrix."""
+ZERO_START_CEILING = 1.75
+"""Of weights that start at zero: two steps of one length in unrelated directions differ by 1.4."""
 STEPS_ALLOWED = 1.5
 """A peer may be this many of our own steps of this round away."""
 VECTOR_STEPS = 4.0
 """For biases and other vectors: two opposite steps like our own give a distance of at most 1/2."""
 OTHERS_BEYOND = 0.7
-"""Largest κ of the other tensors, if an adapter's factor needs its extended limit."""
+"""Largest κ of the other tensors, if a tensor needs its extended limit."""
+FORMED_SHARE = 0.5
+"""In units of ln C: what a model with a final layer that starts at zero learns without check 2."""
 REGRET_SHARE = 0.9
 """On our data a peer must keep at least a tenth of our advantage over guessing."""
 REGRET_SHARE_BEYOND = 0.5
@@ -102,7 +106,7 @@ class Farthest:
     distance: float
     limit: float
     beyond: bool = False
-    """Whether an adapter's factor needs its extended limit."""
+    """Whether a tensor needs its extended limit."""
 
     @property
     def share(self) -> float:
@@ -126,16 +130,19 @@ class DistanceLimits:
     ‖W_i‖, or a multiple of our own step, for vectors that start at zero.  A tied weight counts for
     every layer that has it.  Running statistics are not checked.
 
-    Of a low-rank adapter B A, the factor that is zero in the common start has no scale at first.
-    Its limit is extended: the norm of both factors takes the place of ‖W_i‖ in κ_l, without m.  A
-    peer that needs it has stricter limits for everything else: κ_l ≤ 0.7 for all other tensors,
-    where corruptions of the whole adapter are found, and in check 3.
+    A weight that is zero in the common start has no scale at first, and its limit is extended.  Of
+    a low-rank adapter B A, the norm of both factors takes the place of ‖W_i‖ in κ_l, without m.
+    For other weights, such as a new final layer, κ_l = min(1.75, ‖W_usual‖ / (2 ‖W_i‖)), with the
+    norm of PyTorch's usual initial values; not if all exchanged weights start at zero.  Vectors
+    that belong to no layer, such as tokens and position embeddings, are extended to κ_l = 1.  A
+    peer that needs an extended limit has stricter ones for everything else: κ_l ≤ 0.7 for all other
+    tensors, where corruptions of the whole model are found, and in check 3.
     """
 
     scales: Mapping[str, float]
     limits: Mapping[str, float]
     extended: Mapping[str, float] = field(default_factory=dict)
-    """Limits of adapters' factors that were zero in the common start; others have none."""
+    """Limits of tensors without a scale of their own; others have none."""
 
     @classmethod
     def of(
@@ -156,15 +163,16 @@ class DistanceLimits:
                 reach = STEPS_ALLOWED * _over(step, norm) * (1 + rounds_alone)
                 scales[name] = norm
                 limits[name] = min(DISTANCE_CEILING, max(DISTANCE_FLOOR, reach))
-                partner = _partner_norm(name, own, norms) if name in zero_at_start else 0.0
-                if partner and norm:
-                    pair = math.hypot(norm, partner)
-                    allowed = max(DISTANCE_FLOOR * pair, STEPS_ALLOWED * step)
-                    extended[name] = max(limits[name], min(DISTANCE_CEILING * pair, allowed) / norm)
+                if name in zero_at_start and norm:
+                    reach = _extended_limit(name, step, own, norms, zero_at_start)
+                    if reach > 0:
+                        extended[name] = max(limits[name], reach)
             else:
                 layer = [weights[other] for other in weights if _is_weight_beside(other, name)]
                 scales[name] = max(norm, *layer, VECTOR_STEPS * step * (1 + rounds_alone), 0.0)
                 limits[name] = DISTANCE_FLOOR
+                if not layer:
+                    extended[name] = DISTANCE_CEILING
         return cls(scales, limits, extended)
 
     def farthest(self, own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Farthest:
@@ -186,6 +194,27 @@ class DistanceLimits:
         return max(tensors, key=lambda one: one.share, default=none)
 
 
+def _extended_limit(
+    name: str,
+    step: float,
+    own: Mapping[str, Tensor],
+    norms: Mapping[str, float],
+    zero_at_start: Collection[str],
+) -> float:
+    """κ of a weight that was zero in the common start; 0 if it is not extended."""
+    norm = norms[name]
+    partner = _partner_norm(name, own, norms)
+    if partner:
+        pair = math.hypot(norm, partner)
+        allowed = max(DISTANCE_FLOOR * pair, STEPS_ALLOWED * step)
+        return min(DISTANCE_CEILING * pair, allowed) / norm
+    if not any(_is_weight(other, own[other]) for other in norms.keys() - set(zero_at_start)):
+        return 0.0  # noise on the whole model would show in no other weight
+    # PyTorch draws initial values from ±1/√n, with n values per row: a variance of 1/(3 n).
+    usual = math.sqrt(len(own[name]) / 3)
+    return min(ZERO_START_CEILING, DISTANCE_FLOOR * usual / norm)
+
+
 def _partner_norm(name: str, own: Mapping[str, Tensor], norms: Mapping[str, float]) -> float:
     """Norm of the other factor of a low-rank adapter (LoRA's A, if this is B); 0 without one.
 
@@ -205,15 +234,26 @@ def _partner_norm(name: str, own: Mapping[str, Tensor], norms: Mapping[str, floa
     return 0.0
 
 
-def tau_in_round(round: int, tau: float, *, worse_than_guessing: bool = False) -> float:
-    """Limit of check 2: none in the first round, and none `worse_than_guessing` (`Chance`).
+def tau_in_round(round: int, tau: float, *, unformed: bool = False) -> float:
+    """Limit of check 2: none in the first round, and none while features are `unformed`.
 
     After one round of training, features of honest sites may agree no more than by chance.  A site
     rejected then would diverge and stay too far from the others.  All sites have just left the same
-    start, so the distance is sufficient.  The same holds as long as our own model has learned less
-    than a constant, as with targets in the thousands, whose mean is learned first.
+    start, so the distance is sufficient.
     """
-    return 0.0 if round == 0 or worse_than_guessing else tau
+    return 0.0 if round == 0 or unformed else tau
+
+
+def features_unformed(own_loss: float, chance: Chance, *, zero_final_layer: bool = False) -> bool:
+    """Whether our own model has learned too little for its features to be compared.
+
+    In general less than a constant, as with targets in the thousands, whose mean is learned first.
+    A final layer that starts at zero passes no gradient on until it has grown, so features form
+    later: not before half of the advantage over guessing is reached.
+    """
+    if zero_final_layer:
+        return own_loss > chance.level - FORMED_SHARE * chance.unit
+    return chance.shortfall(own_loss) > 0
 
 
 def regret_max(own_loss: float, chance: Chance, *, beyond: bool = False) -> float:

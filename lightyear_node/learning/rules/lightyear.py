@@ -33,6 +33,7 @@ from lightyear_node.learning.guard import (
     DistanceLimits,
     Farthest,
     decide,
+    features_unformed,
     recordable,
     regret_max,
     soundness,
@@ -100,7 +101,7 @@ class Lightyear(Averaging):
             limits = DistanceLimits.of(
                 own.weights, context.start, rounds_alone, context.zero_at_start
             )
-        tau = self._tau(validation, context.round)
+        tau = self._tau(validation, context)
         verdicts = []
         for peer in peers:
             verdicts.append(self._judge_one(own, peer, validation, limits, tau))
@@ -121,11 +122,16 @@ class Lightyear(Averaging):
             {ROUNDS_ALONE: 0 if accepted else rounds_alone + 1},
         )
 
-    def _tau(self, validation: Validation, round: Round) -> float:
+    def _tau(self, validation: Validation, context: RoundContext) -> float:
         if not self.guard or validation.own_loss is None:
             return self.tau
-        worse = validation.chance.shortfall(validation.own_loss) > 0
-        return tau_in_round(round, self.tau, worse_than_guessing=worse)
+        layers = (f"{layer.name}.weight" for layer in validation.final_layers)
+        unformed = features_unformed(
+            validation.own_loss,
+            validation.chance,
+            zero_final_layer=any(layer in context.zero_at_start for layer in layers),
+        )
+        return tau_in_round(context.round, self.tau, unformed=unformed)
 
     @property
     def own_statistics(self) -> bool:

@@ -13,7 +13,16 @@ from torch.nn import functional
 from lightyear_node.lab.corrupted_updates import corrupt
 from lightyear_node.learning import Candidate, Validation, exchanged, load_into, make_rule
 from lightyear_node.learning.chance import Chance
-from lightyear_node.learning.guard import DistanceLimits, decide, recordable, regret_max, soundness
+from lightyear_node.learning.guard import (
+    ZERO_START_CEILING,
+    DistanceLimits,
+    decide,
+    features_unformed,
+    recordable,
+    regret_max,
+    soundness,
+    tau_in_round,
+)
 from lightyear_node.learning.rules import RoundContext
 from lightyear_node.types import PeerName, Reason, Round, Verdict
 
@@ -232,7 +241,54 @@ def test_neighbouring_layers_are_no_pair() -> None:
         "down.weight": torch.full((2, 2), 1.0),
     }
     limits = DistanceLimits.of(own, None, zero_at_start=["body.1.weight", "up.weight"])
+    norms = {name: float(own[name].norm()) for name in limits.extended}
+    assert {name: limits.extended[name] * norms[name] for name in norms} == {
+        name: pytest.approx(ZERO_START_CEILING * norms[name])
+        for name in ("body.1.weight", "up.weight")
+    }
+
+
+@pytest.mark.parametrize(
+    ("norm", "limit"),
+    [(0.1, 1.75), (0.5, math.sqrt(12 / 3) / 2 / 0.5), (4.0, 0.5)],
+)
+def test_a_final_layer_that_starts_at_zero_is_scaled_by_usual_initial_values(
+    norm: float, limit: float
+) -> None:
+    own = {"body.weight": torch.eye(8), "head.weight": torch.eye(12, 8) * norm / math.sqrt(8)}
+    limits = DistanceLimits.of(own, None, zero_at_start=["head.weight"])
+    assert limits.limits["head.weight"] == 0.5
+    assert limits.extended == {"head.weight": pytest.approx(min(1.75, limit))}
+
+
+def test_a_final_layer_that_is_exchanged_alone_has_its_usual_limit() -> None:
+    own = {"head.weight": torch.eye(12, 8), "head.bias": torch.ones(12)}
+    limits = DistanceLimits.of(own, None, zero_at_start=["head.weight", "head.bias"])
     assert limits.extended == {}
+
+
+def test_a_token_may_be_as_far_as_its_scale_if_all_other_tensors_are_near() -> None:
+    own = {"token": torch.ones(1, 1, 4), "body.weight": torch.eye(8)}
+    limits = DistanceLimits.of(own)
+    found = limits.farthest(own, moved(own, "token", 0.9 * 2.0))
+    assert (found.name, found.beyond) == ("token", True)
+    assert found.share < 1
+    both = moved(moved(own, "token", 0.9 * 2.0), "body.weight", 0.8 * math.sqrt(8))
+    assert limits.farthest(own, both).name == "body.weight"
+    assert limits.farthest(own, both).share > 1
+
+
+def test_features_are_formed_later_behind_a_final_layer_that_starts_at_zero() -> None:
+    chance = Chance.of_classes(10)
+    level = math.log(10)
+    measured = Chance(level=1.0, unit=1.0, measured=True)
+    assert features_unformed(1.01, measured)
+    assert not features_unformed(0.99, measured)
+    assert not features_unformed(level + 0.01, chance)  # class labels: distance is sufficient
+    assert features_unformed(0.51 * level, chance, zero_final_layer=True)
+    assert not features_unformed(0.49 * level, chance, zero_final_layer=True)
+    assert tau_in_round(3, 0.6, unformed=True) == 0
+    assert tau_in_round(3, 0.6) == 0.6
 
 
 def test_an_untouched_zero_weight_has_no_scale() -> None:
