@@ -153,12 +153,11 @@ class FaultySite(LocalSite):
             load_into(self._shared.model, weights)
         return self._metrics()
 
-    def _metrics(self) -> dict[str, float]:
-        found = super()._metrics()
+    def _metrics_of(self, model: nn.Module) -> dict[str, float]:
+        found = super()._metrics_of(model)
         if self._success is None:
             return found
-        used = self._personal or self._shared
-        return {**found, ATTACK_SUCCESS: self._success(used.runner, self._task)}
+        return {**found, ATTACK_SUCCESS: self._success(model, self._task)}
 
     def _write_stale(self, malfunction: MalfunctionConfig, files: RoundFiles) -> int:
         """Send the oldest of the recent updates, which are kept in the training state."""

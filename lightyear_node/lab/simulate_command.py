@@ -107,9 +107,9 @@ class Simulation:
 
     @property
     def attack_success(self) -> float | None:
-        """Mean over the honest sites after the last merge; None if it was not measured."""
+        """Mean over the models that honest sites serve in the end; None if it was not measured."""
         last = [
-            _score(site.rounds[-1].merged, ATTACK_SUCCESS) for site in self.sites if site.rounds
+            _score(site.rounds[-1].served, ATTACK_SUCCESS) for site in self.sites if site.rounds
         ]
         values = [value for value in last if value is not None]
         return fmean(values) if values else None

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 from typing import Literal
 
-from lightyear_node.lab.results_reader import ALONE, NO_FAULT, FaultSetting, JobRow, Setting
+from lightyear_node.lab.malfunctions import ATTACK_SUCCESS
+from lightyear_node.lab.results_reader import (
+    ALONE,
+    NO_FAULT,
+    FaultSetting,
+    JobRow,
+    Setting,
+    SiteResultRow,
+)
 
 Population = Literal["all", "honest"]
 Values = Mapping[int, Sequence[float | None]]
@@ -200,6 +208,58 @@ def differences(rows: Iterable[JobRow], reference: Callable[[JobRow], JobRow | N
             for site in row.sites
             if not site.malfunctioning
         ]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowCell:
+    """Honest clients with a shadow in one case: federated and served against training alone.
+
+    Values of the last round in percent, one per client and seed; diverged models are left out.
+    """
+
+    label: str
+    fault: FaultSetting
+    bad: int
+    alone: Sequence[float]
+    federated: Sequence[float]
+    """Minus alone."""
+    served: Sequence[float]
+    """Minus alone."""
+    success_alone: Sequence[float]
+    """Of an attack that measures it; otherwise empty."""
+    success_served: Sequence[float]
+
+
+def shadow_cells(section: Section) -> list[ShadowCell]:
+    """Cases in which the results hold curves of a shadow."""
+    found = []
+    for cell in section.cells().values():
+        sites = [site for row in cell.rows for site in row.sites if not site.malfunctioning]
+        scores = _last_values(sites, section.metric)
+        success = _last_values(sites, ATTACK_SUCCESS)
+        if scores:
+            found.append(
+                ShadowCell(
+                    *(cell.label, cell.fault, cell.bad),
+                    alone=[alone for alone, _, _ in scores],
+                    federated=[federated - alone for alone, federated, _ in scores],
+                    served=[served - alone for alone, _, served in scores],
+                    success_alone=[alone for alone, _, _ in success],
+                    success_served=[served for _, _, served in success],
+                )
+            )
+    return sorted(found, key=lambda cell: (cell.label, cell.fault.order, cell.bad))
+
+
+def _last_values(sites: Iterable[SiteResultRow], metric: str) -> list[tuple[float, float, float]]:
+    """Alone, federated and served, in percent, of the sites that have a shadow."""
+    found = []
+    for site in sites:
+        curves = (site.curves.get(f"{kind}.{metric}") for kind in ("alone", "merged", "served"))
+        alone, federated, served = (curve[-1] if curve else None for curve in curves)
+        if alone is not None and federated is not None and served is not None:
+            found.append((100 * alone, 100 * federated, 100 * served))
     return found
 
 

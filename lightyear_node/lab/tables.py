@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from lightyear_node.lab import paper_numbers
 from lightyear_node.lab.results_reader import CLEAN, NO_FAULT, Experiment, FaultSetting, JobRow
@@ -17,12 +18,14 @@ from lightyear_node.lab.summary import (
     Population,
     References,
     Section,
+    ShadowCell,
     Stat,
     alone_of,
     counts,
     differences,
     scores,
     sections,
+    shadow_cells,
     shown_args,
     stat,
 )
@@ -112,7 +115,7 @@ def _chapter(section: Section, references: References) -> Chapter:
             _differences(section, fault, "local-only training", references.alone),
             _differences(section, fault, "the same rule without malfunction", references.clean),
         ]
-    tables += filter(None, [_acceptance(section)])
+    tables += filter(None, [_with_shadow(section), _acceptance(section)])
     setting, seeds = section.setting, section.seeds
     about = (
         f"{setting.clients} clients, {setting.rounds} rounds,"
@@ -273,6 +276,45 @@ def _overview(section: Section, references: References) -> Table:
             " Rules can be compared where they have the same cases."
         ],
     )
+
+
+def _with_shadow(section: Section) -> Table | None:
+    """One line per case: what honest clients with a shadow gain over training alone."""
+    cells = shadow_cells(section)
+    if not cells:
+        return None
+    labels = {cell.label for cell in cells}
+    lines = []
+    for label in sorted(labels):
+        prefix = f"{label}: " if len(labels) > 1 else ""
+        cases = [cell for cell in cells if cell.label == label]
+        faulty = [cell for cell in cases if cell.bad]
+        for cell in cases:
+            text = f"{cell.bad} x {cell.fault.text}" if cell.bad else cell.fault.text
+            lines.append(_shadow_line(prefix + text, [cell]))
+        if len(faulty) > 1:
+            lines.append(_shadow_line(f"{prefix}all malfunctions", faulty))
+    return Table(
+        f"{section.title}: with a shadow, honest clients",
+        [
+            *("case", "clients", "alone", "federated minus alone", "served minus alone"),
+            *("attack's success alone", "attack's success served"),
+        ],
+        lines,
+        notes=["Mean (worst client of all seeds) after the last round."],
+    )
+
+
+def _shadow_line(case: str, cells: Sequence[ShadowCell]) -> list[TableEntry]:
+    alone = [value for cell in cells for value in cell.alone]
+    texts = [case, str(len(alone)), _plain(fmean(alone))]
+    for gains in ([cell.federated for cell in cells], [cell.served for cell in cells]):
+        values = [value for one in gains for value in one]
+        texts.append(f"{_signed(fmean(values))} ({_signed(min(values))})")
+    for shares in ([c.success_alone for c in cells], [c.success_served for c in cells]):
+        values = [value for one in shares for value in one]
+        texts.append(_plain(fmean(values)) if values else MISSING)
+    return [TableEntry(text) for text in texts]
 
 
 def _acceptance(section: Section) -> Table | None:

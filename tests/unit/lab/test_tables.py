@@ -364,3 +364,39 @@ def test_a_rule_with_merge_check_is_labelled_do_no_harm(tmp_path: Path) -> None:
         "main": "LIGHTYEAR + guard",
         "new": "LIGHTYEAR + guard + do-no-harm",
     }
+
+
+def shadowed(alone: float, federated: float, served: float, success: bool = False) -> Line:
+    """A site's curves of two rounds; the first round does not count."""
+    values = {"alone": alone, "merged": federated, "served": served}
+    curves = {f"{kind}.accuracy": [0.1, value] for kind, value in values.items()}
+    if success:
+        curves |= {f"{kind}.attack_success": [0.0, value / 2] for kind, value in values.items()}
+    return {"name": "client-0", "malfunctioning": False, "final": served, "curves": curves}
+
+
+def test_gains_over_training_alone_are_shown_where_sites_have_a_shadow(tmp_path: Path) -> None:
+    bad = {**shadowed(0.0, 0.0, 0.0), "malfunctioning": True}
+    cases = [
+        ("none", 0, [shadowed(0.5, 0.6, 0.6), shadowed(0.7, 0.6, 0.7)]),
+        ("backdoor", 1, [bad, shadowed(0.5, 0.2, 0.5, True)]),
+        ("ipm", 1, [bad, shadowed(0.5, 0.4, 0.45)]),
+    ]
+    lines = [
+        job("lightyear", [0.5, 0.5], malfunction=kind, bad=count, sites=sites)
+        for kind, count, sites in cases
+    ]
+    shown = tables_of(tmp_path, lines)["femnist, main: with a shadow, honest clients"]
+    assert texts(shown) == [
+        ["no malfunction", "2", "60.0", "+0.0 (−10.0)", "+5.0 (+0.0)", "·", "·"],
+        ["1 x backdoor", "1", "50.0", "−30.0 (−30.0)", "+0.0 (+0.0)", "25.0", "25.0"],
+        ["1 x ipm", "1", "50.0", "−10.0 (−10.0)", "−5.0 (−5.0)", "·", "·"],
+        ["all malfunctions", "2", "50.0", "−20.0 (−30.0)", "−2.5 (−5.0)", "25.0", "25.0"],
+    ]
+
+
+def test_results_without_a_shadow_have_no_such_table(tmp_path: Path) -> None:
+    site = shadowed(0.5, 0.6, 0.6)
+    site["curves"] = {"merged.accuracy": [0.5, 0.6], "alone.accuracy": [None, None]}
+    found = tables_of(tmp_path, [job("lightyear", [0.5], sites=[site])])
+    assert not any("shadow" in title for title in found)

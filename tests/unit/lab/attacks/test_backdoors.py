@@ -16,6 +16,7 @@ from lightyear_node.errors import InvalidTask
 from lightyear_node.lab.attacks.backdoors import Trigger, backdoor, success
 from lightyear_node.lab.malfunctions import ATTACK_SUCCESS
 from lightyear_node.lab.simulate import GivenFunctions, simulate
+from lightyear_node.types import Served
 from lightyear_node.worker.training import split_batch
 from tests.support import tiny_task
 from tests.support.recorded_attacks import COLLUDERS, SPEC, A, C, context_of, named
@@ -122,6 +123,17 @@ def test_the_success_of_a_backdoor_is_a_metric_of_honest_sites(attack: str, rule
         assert first.merged[ATTACK_SUCCESS] != harmless.sites[site][0].merged[ATTACK_SUCCESS]
     rates = [one.sites[A][-1].merged[ATTACK_SUCCESS] for one in (attacked, harmless)]
     assert rates[0] > rates[1] + 0.2
+
+
+def test_the_success_is_measured_with_the_model_that_is_served() -> None:
+    torch.set_num_threads(1)
+    malfunctions = {site: named("backdoor", target=2, value=6.0) for site in COLLUDERS}
+    spec = replace(SPEC, rule=RuleConfig(shadow=True), malfunctions=malfunctions)
+    for one in (one for site in (A, C) for one in simulate(spec).sites[site]):
+        assert one.worth is not None
+        serving = one.alone if one.worth.served is Served.ALONE else one.merged
+        assert one.served[ATTACK_SUCCESS] == serving[ATTACK_SUCCESS]
+        assert 0 <= one.alone[ATTACK_SUCCESS] <= 1
 
 
 def test_honest_federations_have_no_such_metric() -> None:
