@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -22,6 +23,7 @@ from lightyear_node.lab.simulate import FOLDER_PREFIX, Progress, simulate
 from lightyear_node.lab.simulation_records import SimulationResult, SimulationSpec
 
 YIELDING_NICE = 10
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def simulate_in_child(
@@ -144,12 +146,19 @@ def answer_all(jobs: Sequence[Any], answers: TextIO) -> None:
     )
 
 
+def _yield_to_others() -> None:
+    os.nice(YIELDING_NICE)
+    # Linux may schedule each session as one group; `nice` then has an effect within it only.
+    with contextlib.suppress(OSError):
+        AUTOGROUP.write_text(str(YIELDING_NICE))
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     # What the task prints goes to stderr, not between the answers.
     os.dup2(2, 1)
     if "--yielding" in sys.argv[1:]:
-        os.nice(YIELDING_NICE)
+        _yield_to_others()
     answer_all(json.load(sys.stdin), answers)
 
 
