@@ -44,6 +44,7 @@ Modules:
     figures            which figures the results allow
     figures_scores     figures of final scores
     figures_judging    figures of verdicts
+    figures_shadow     the figure of federated and served models against training alone
     figures_cost       figures of traffic
     plot_style         colours and axes of all figures
     html               building blocks of the HTML reports

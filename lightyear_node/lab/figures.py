@@ -11,9 +11,10 @@ from typing import Any
 from lightyear_node.lab.figures_cost import cost_plot
 from lightyear_node.lab.figures_judging import agreement_plot, heat_map, judging_labels, measured
 from lightyear_node.lab.figures_scores import box_plot, curves, gamma_plot, noise_plot
+from lightyear_node.lab.figures_shadow import shadow_plot
 from lightyear_node.lab.plot_style import PlotTheme, without_math_text
 from lightyear_node.lab.results_reader import Experiment
-from lightyear_node.lab.summary import References, Section, sections
+from lightyear_node.lab.summary import References, Section, sections, shadow_cells
 
 GAMMA_GRID = "gamma"
 NOISE_GRID = "noise"
@@ -39,6 +40,7 @@ def drawings(experiment: Experiment) -> list[Drawing]:
     if usual:
         found.append(_box(usual, references))
     found += [_curves(section, references) for section in usual]
+    found += _shadow(parts)
     found += [_heat(section) for section in usual if judging_labels(section)]
     tasks = measured(experiment)
     if tasks:
@@ -114,6 +116,21 @@ def _curves(section: Section, references: References) -> Drawing:
         " not in the mean; the tables count them.",
         lambda theme: curves(section, references, theme),
     )
+
+
+def _shadow(parts: list[Section]) -> list[Drawing]:
+    with_shadow = [section for section in parts if shadow_cells(section)]
+    if not with_shadow:
+        return []
+    return [
+        Drawing(
+            "shadow",
+            "Honest clients with a shadow, against training alone",
+            "Points above or below the model trained alone, after the last round: means, and lines"
+            " from the worst to the best client of all seeds.",
+            lambda theme: shadow_plot(with_shadow, theme),
+        )
+    ]
 
 
 def _heat(section: Section) -> Drawing:

@@ -154,6 +154,23 @@ def test_noise_shows_the_score_and_the_share_accepted(tmp_path: Path) -> None:
     assert [y for _, y in lines_of(below)["Krum"]] == [100, 25, 0]
 
 
+def test_federated_and_served_models_are_drawn_against_training_alone(tmp_path: Path) -> None:
+    def site(alone: float, federated: float, served: float) -> Line:
+        values = {"alone": alone, "merged": federated, "served": served}
+        curves = {f"{kind}.accuracy": [value] for kind, value in values.items()}
+        return {"name": "a", "malfunctioning": False, "final": served, "curves": curves}
+
+    sites = [site(0.5, 0.25, 0.5), site(0.5, 0.75, 0.625)]
+    figure = figures_of(tmp_path, [job("lightyear", [0.5], malfunction="ipm", bad=1, sites=sites)])[
+        "shadow"
+    ]
+    [axes] = figure.axes
+    drawn = [list(line.get_xdata()) for line in axes.get_lines()]
+    # A line from the worst to the best client, then their mean: federated, served; then zero.
+    assert drawn == [[-25.0, 25.0], [0.0], [0.0, 12.5], [6.25], [0, 0]]
+    assert {"ipm", "main", "federated", "served"} <= set(texts_of(figure).split("\n"))
+
+
 def test_the_heat_map_shows_shares_of_verdicts(tmp_path: Path) -> None:
     figure = figures_of(tmp_path, grid())["acceptance-femnist-main"]
     accepted, rejected = figure.axes
