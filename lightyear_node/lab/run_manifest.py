@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shutil
+import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from lightyear_node.errors import ConfigError
+from lightyear_node.lab.process_pool import THREADS
 from lightyear_node.lab.results_reader import SCHEMA_VERSION
 from lightyear_node.lab.suite import Suite
 from lightyear_node.lab.tasks import BUILT_IN, DATA_VARIABLE
@@ -40,8 +43,10 @@ def describe(
             "os": platform.system(),
             "arch": platform.machine(),
         },
+        "commit": _commit(),
         "device": DEVICE,
         "cores": cores,
+        "threads_per_job": int(THREADS["OMP_NUM_THREADS"]),
         "data": _digests(suite, data),
     }
 
@@ -79,6 +84,27 @@ def _digests(suite: Suite, data: Path | None) -> dict[str, str]:
             with (data / name).open("rb") as file:
                 found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
+
+
+def _commit() -> str | None:
+    """The commit of the package's source, with `+` if files differ; None if it is installed."""
+    source = Path(__file__).parents[2]
+    git = shutil.which("git")
+    if git is None or not (source / ".git").exists():
+        return None
+    try:
+        commit = _output(git, source, "rev-parse", "HEAD")
+        changed = _output(git, source, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}+" if changed else commit
+
+
+def _output(git: str, folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [git, "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
 
 
 def _version(package: str) -> str | None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -228,6 +229,8 @@ def test_a_killed_run_with_a_torn_line_can_be_resumed(
 def check_manifest(manifest: dict[str, Any]) -> None:
     assert manifest["suite_text"] == SUITE.read_text()
     assert (manifest["jobs"], manifest["seeds"], manifest["cores"]) == (4, [0], 1)
+    assert manifest["threads_per_job"] == 1
+    assert manifest["commit"] is None or re.fullmatch("[0-9a-f]{40,64}[+]?", manifest["commit"])
     assert manifest["finished"] >= manifest["started"]
     assert manifest["versions"].keys() >= {"python", "torch", "numpy", "lightyear-node"}
     everything = json.dumps(manifest)
