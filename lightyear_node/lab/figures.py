@@ -119,7 +119,7 @@ def _curves(section: Section, references: References) -> Drawing:
 
 
 def _shadow(parts: list[Section]) -> list[Drawing]:
-    with_shadow = [section for section in parts if shadow_cells(section)]
+    with_shadow = [section for section in parts if section.faults and shadow_cells(section)]
     if not with_shadow:
         return []
     return [
