@@ -34,6 +34,8 @@ CLAUSE_DIGITS = 16
 
 LIGHTYEAR = "lightyear"
 ALONE = "local"
+NEWER_RULE_KEYS = ("shadow", "output", "reference", "unbiased")
+"""Settings of a rule that version 0.1.0 does not have."""
 HARM_MAX_GUARDED = 0.1
 """Default of `harm_max` with the guard; docs/do-no-harm.md has the reasons."""
 
@@ -83,14 +85,21 @@ class RuleConfig(FrozenModel):
     """
     shadow: bool = False
     """Whether a second model trains without merging, to compare with and to fall back to."""
+    output: Literal["logits", "softmax"] = "logits"
+    """The network function whose kernel is compared."""
+    reference: Literal["trained", "previous"] = "trained"
+    """The model of ours that peers are compared with: as trained, or before this training."""
+    unbiased: bool = False
+    """Whether the agreement is the unbiased estimate, which has no floor for few samples."""
     options: dict[str, Option] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
-    def _without_shadow(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `shadow` out unless it is set: nodes without that setting compare digests."""
+    def _without_newer_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave newer keys out unless they are set: nodes without them compare digests."""
         plain: dict[str, Any] = serialize(self)
-        if not self.shadow:
-            plain.pop("shadow", None)
+        for key in NEWER_RULE_KEYS:
+            if getattr(self, key) == type(self).model_fields[key].default:
+                plain.pop(key, None)
         return plain
 
     @model_validator(mode="after")

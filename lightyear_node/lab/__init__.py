@@ -41,6 +41,7 @@ Modules:
     table_formats      Markdown, LaTeX, CSV and HTML
     terminal_summary   a short summary for the terminal
     paper_numbers      the paper's numbers, for comparison
+    paper_order        the order of the rules, ours and the paper's
     figures            which figures the results allow
     figures_scores     figures of final scores
     figures_judging    figures of verdicts

@@ -176,10 +176,16 @@ def _rows(
             "sender": message.sender.peer,
             "judge": judge,
             "reason": plain["reason"],
-            "checks": {key: float(f"{value:.5g}") for key, value in plain["checks"].items()},
+            "checks": {key: _short(value) for key, value in plain["checks"].items()},
             "guard": guarded.accepted,
             "paper": alone.accepted,
+            "agreement": _short(alone.checks.get("agreement")),
         }
+
+
+def _short(value: float | None) -> float | None:
+    """Five digits; None for a model without an agreement, whose features are not finite."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def _average_all(site: SimulatedSite, others: Sequence[CandidateFile], round: Round) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from lightyear_node.lab.results_reader import CLEAN
@@ -16,13 +17,16 @@ from lightyear_node.lab.tables import Chapter, Table, TableEntry
 Line = Mapping[str, Any]
 HONEST = "honest"
 COLUMNS = ("message", "judged", "agreement alone", "guard", "guard, by round", "rejected for")
+BY_ROUND = ("median agreement, by round", "agreement alone, by round")
+"""Columns of measurements that contain the agreement without the guard; older ones do not."""
+MISSING = "·"
 
 
 def chapter(lines: Sequence[Line]) -> Chapter | None:
     """None if nothing was measured."""
     by_task: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
-        by_task[str(line["task"])].append(line)
+        by_task[task_and_rule(line)].append(line)
     if not by_task:
         return None
     return Chapter(
@@ -33,15 +37,21 @@ def chapter(lines: Sequence[Line]) -> Chapter | None:
     )
 
 
+def task_and_rule(line: Line) -> str:
+    """The task, and the rule's label if it is not the default one."""
+    return ", ".join(str(line[key]) for key in ("task", "rule") if key in line)
+
+
 def _table(task: str, lines: Sequence[Line]) -> Table:
     kinds: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         kinds[str(line["malfunction"])].append(line)
     rounds = sorted({int(line["round"]) for line in lines})
     seeds = sorted({line["seed"] for line in lines})
+    more = BY_ROUND if any("agreement" in line for line in lines) else ()
     return Table(
         f"{task}: messages accepted",
-        COLUMNS,
+        (*COLUMNS[:3], *more, *COLUMNS[3:]),
         [_line(kind, kinds[kind], rounds) for kind in sorted(kinds, key=lambda k: (k != CLEAN, k))],
         notes=[
             f"Rounds {', '.join(map(str, rounds))}; seed{'s' * (len(seeds) > 1)}"
@@ -57,10 +67,22 @@ def _line(kind: str, found: Sequence[Line], rounds: Sequence[int]) -> list[Table
         TableEntry(HONEST if kind == CLEAN else kind),
         TableEntry(str(len(found))),
         TableEntry(_percent(found, "paper")),
+        *(_agreement_by_round(by_round) if any("agreement" in line for line in found) else ()),
         TableEntry(_percent(found, "guard"), bold=True),
-        TableEntry(" ".join(_percent(one, "guard") if one else "·" for one in by_round)),
+        TableEntry(_percents(by_round, "guard")),
         TableEntry(", ".join(f"{reason} {count}" for reason, count in reasons.most_common())),
     ]
+
+
+def _agreement_by_round(by_round: Sequence[Sequence[Line]]) -> list[TableEntry]:
+    known = [[one["agreement"] for one in lines if one.get("agreement") is not None]
+             for lines in by_round]  # fmt: skip
+    medians = " ".join(f"{median(values):.2f}" if values else MISSING for values in known)
+    return [TableEntry(medians), TableEntry(_percents(by_round, "paper"))]
+
+
+def _percents(by_round: Sequence[Sequence[Line]], judge: str) -> str:
+    return " ".join(_percent(lines, judge) if lines else MISSING for lines in by_round)
 
 
 def _percent(lines: Sequence[Line], judge: str) -> str:

@@ -42,15 +42,17 @@ def corrupt(
 ) -> dict[str, Tensor]:
     """Return the update that a site with this malfunction sends instead of `tensors`.
 
-    Deterministic in seed and round.  The meaning of `scale` depends on the kind.  `random` and
-    `dynamic` need `fresh`: a factory, or a module whose layers have `reset_parameters`.  The
-    malfunctions of the head need `head`, the name of the final layer.
+    Deterministic in seed and round.  The meaning of `scale` depends on the kind; that of `dynamic`
+    is the strength of its noise.  `random` and `dynamic` need `fresh`: a factory, or a module whose
+    layers have `reset_parameters`.  The malfunctions of the head need `head`, the name of the final
+    layer.
     """
     kind = Malfunction(kind)
     generator = torch.Generator().manual_seed(_seed(seed, round))
     if kind is Malfunction.DYNAMIC:
         choices = (Malfunction.ANA, Malfunction.SFA, Malfunction.RANDOM)
         kind = choices[int(torch.randint(len(choices), (), generator=generator))]
+        scale = scale if kind is Malfunction.ANA else None
     match kind:
         case Malfunction.ANA:
             share = _or_default(scale, ANA_STRENGTH) / 100

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightyear_node.lab.acceptance_table import task_and_rule
 from lightyear_node.lab.plot_style import LIGHT, VERMILION, PlotTheme, finish_axes, new_figure
 from lightyear_node.lab.results_reader import (
     CLEAN,
@@ -42,7 +43,7 @@ def measured(experiment: Experiment) -> dict[str, JudgedValues]:
     """Values by task: from acceptance measurements if there are any, else from runs."""
     found: dict[str, JudgedValues] = defaultdict(JudgedValues)
     for line in experiment.acceptance:
-        task, kind = found[str(line["task"])], str(line["malfunction"])
+        task, kind = found[task_and_rule(line)], str(line["malfunction"])
         checks = line.get("checks") or {}
         task.tau = number_or_none(checks.get("tau")) or task.tau
         agreement = number_or_none(checks.get("agreement"))

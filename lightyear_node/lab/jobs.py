@@ -22,7 +22,14 @@ from lightyear_node.lab.malfunctions import MalfunctionConfig
 from lightyear_node.lab.partition import PartitionConfig
 from lightyear_node.lab.results_reader import SCHEMA_VERSION
 from lightyear_node.lab.simulation_records import SimulatedRound, SimulationResult, SimulationSpec
-from lightyear_node.lab.suite import NONE, AcceptanceBlock, ExperimentGrid, RuleChoice, Suite
+from lightyear_node.lab.suite import (
+    DEFAULT_RULE,
+    NONE,
+    AcceptanceBlock,
+    ExperimentGrid,
+    RuleChoice,
+    Suite,
+)
 from lightyear_node.types import PeerName
 
 KEY_DIGITS = 16
@@ -116,7 +123,7 @@ class Job:
         )
 
     def description(self) -> str:
-        text = f"{self.grid}: {self.task}, {self._rule_text()}"
+        text = f"{self.grid}: {self.task}, {_rule_text(self.label, self.rule)}"
         if self.malfunction is not None:
             scale = "" if self.malfunction.scale is None else f" {self.malfunction.scale:g}"
             options = "".join(f" {k}={v}" for k, v in self.malfunction.options.items())
@@ -141,13 +148,6 @@ class Job:
             "bad": self.bad,
             **self._unusual_settings(),
         }
-
-    def _rule_text(self) -> str:
-        if self.label != self.rule.name:
-            return self.label
-        settings = self.rule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
-        settings |= settings.pop("options", {})
-        return " ".join([self.label, *(f"{key}={value}" for key, value in settings.items())])
 
     def _computed(self) -> Row:
         return {
@@ -174,14 +174,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceJob:
-    """A measurement of which messages are accepted, on one task with one seed."""
+    """A measurement of which messages are accepted, on one task with one seed by one rule."""
 
     block: AcceptanceBlock
     seed: int
+    choice: RuleChoice = DEFAULT_RULE
 
     @property
     def key(self) -> str:
-        return _digest({"task": self.block.task, **self.request()})
+        return _digest({"task": self.block.task, **self._label(), **self.request()})
 
     def request(self) -> Row:
         """The specification for `lab.acceptance`."""
@@ -193,16 +194,24 @@ class AcceptanceJob:
             seed=self.seed,
             malfunctions=[one for one in self.block.malfunctions if one.kind != NONE],
             task=self.block.entry,
+            rule=self.choice.terms,
             exchange=self.block.exchange,
             partition=self.block.partition,
         ).to_plain()
 
     def labelled(self, rows: Iterable[Row]) -> list[Row]:
-        """The measured rows, with task and seed."""
-        return [{"task": self.block.task, "seed": self.seed, **row} for row in rows]
+        """The measured rows, with task, seed and rule."""
+        head = {"task": self.block.task, "seed": self.seed, **self._label()}
+        return [{**head, **row} for row in rows]
 
     def description(self) -> str:
-        return f"acceptance: {self.block.task}, seed {self.seed}"
+        rule = "".join(f", {text}" for text in self._label().values())
+        return f"acceptance: {self.block.task}{rule}, seed {self.seed}"
+
+    def _label(self) -> Row:
+        """Empty for the default rule, so that finished measurements keep their keys."""
+        text = _rule_text(self.choice.label, self.choice.terms)
+        return {} if text == DEFAULT_RULE.label else {"rule": text}
 
 
 def expand(suite: Suite) -> list[Job]:
@@ -260,7 +269,12 @@ def _job(
 
 
 def expand_acceptance(suite: Suite) -> list[AcceptanceJob]:
-    jobs = [AcceptanceJob(block, seed) for block in suite.acceptance for seed in block.seeds]
+    jobs = [
+        AcceptanceJob(block, seed, choice)
+        for block in suite.acceptance
+        for seed in block.seeds
+        for choice in block.rules
+    ]
     return list({job.key: job for job in jobs}.values())
 
 
@@ -376,6 +390,15 @@ def _final(metrics: Mapping[str, float | None], metric: str) -> float | None:
 def _finite(value: float | None) -> float | None:
     """None for a model that has diverged: JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def _rule_text(label: str, rule: RuleConfig) -> str:
+    """The label, or the settings of a rule without one."""
+    if label != rule.name:
+        return label
+    settings = rule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+    settings |= settings.pop("options", {})
+    return " ".join([label, *(f"{key}={value}" for key, value in settings.items())])
 
 
 def _plain(malfunction: MalfunctionConfig | None) -> Row | None:

@@ -8,7 +8,7 @@ The site itself trains, judges and merges like an honest one.
     noise         θ + σ · N(0, 1), as in the paper's main text   σ = 0.1
     sfa           −α θ                                           α = 1          sign flipping
     random        a freshly initialized network                  –              failed training
-    dynamic       one of ana, sfa, random, drawn every round     –
+    dynamic       one of ana, sfa, random, drawn every round     s = 120.5      of its noise
     nan           NaN in every entry                             –              not in the paper,
     head-flip     the final layer times −1                       –              nor are those below
     head-scale    the final layer times a factor                 100

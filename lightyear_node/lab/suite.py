@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from lightyear_node.config import strict_yaml
-from lightyear_node.config.federation import SITES_MAX, ExchangeConfig, RuleConfig
+from lightyear_node.config.federation import LIGHTYEAR, SITES_MAX, ExchangeConfig, RuleConfig
 from lightyear_node.config.fields import FrozenModel, Name
 from lightyear_node.config.node import TaskConfig
 from lightyear_node.config.validation import validated
@@ -106,6 +106,9 @@ class RuleChoice(FrozenModel):
     def _known_rule(cls, terms: RuleConfig) -> RuleConfig:
         _one_of("rule", terms.name, known_rules())
         return terms
+
+
+DEFAULT_RULE = RuleChoice.model_validate(LIGHTYEAR)
 
 
 class _OnTask(FrozenModel):
@@ -204,6 +207,16 @@ class AcceptanceBlock(_OnTask):
     """A measurement of which messages are accepted in these rounds of an honest federation."""
 
     rounds: tuple[Annotated[int, Field(ge=0, lt=1_000_000)], ...] = Field(min_length=1)
+    rules: tuple[RuleChoice, ...] = Field(default=(DEFAULT_RULE,), min_length=1)
+    """Settings of LIGHTYEAR; each is measured with the guard and without it."""
+
+    @field_validator("rules")
+    @classmethod
+    def _is_lightyear(cls, rules: tuple[RuleChoice, ...]) -> tuple[RuleChoice, ...]:
+        for rule in rules:
+            if rule.terms.name != LIGHTYEAR:
+                raise ValueError(f"acceptance is measured with {LIGHTYEAR}, not {rule.terms.name}")
+        return rules
 
     @model_validator(mode="before")
     @classmethod

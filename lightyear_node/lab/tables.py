@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from lightyear_node.lab import paper_numbers
+from lightyear_node.lab.paper_order import compare_order
 from lightyear_node.lab.results_reader import CLEAN, NO_FAULT, Experiment, FaultSetting, JobRow
 from lightyear_node.lab.summary import (
     Cell,
@@ -229,8 +230,23 @@ def _paper_comparison(section: Section, fault: FaultSetting) -> Table | None:
         ["rule", *map(str, bads)],
         lines,
         over=BAD_CLIENTS,
-        notes=[paper_numbers.CAVEAT, f"Source of the second numbers: {paper_numbers.source()}."],
+        notes=[
+            *_order(section, fault),
+            paper_numbers.CAVEAT,
+            f"Source of the second numbers: {paper_numbers.source()}.",
+        ],
     )
+
+
+def _order(section: Section, fault: FaultSetting) -> list[str]:
+    compared = [one for one in compare_order(section, fault) if one.correlation is not None]
+    if not compared:
+        return []
+    texts = (f"{_two_digits(one.correlation)} ({one.bad}; {one.rules} rules)" for one in compared)
+    return [
+        "Rank correlation (Spearman's ρ) of the order of the rules, ours with the paper's, by"
+        f" number of malfunctioning clients: {', '.join(texts)}."
+    ]
 
 
 def _overview(section: Section, references: References) -> Table:
@@ -366,6 +382,10 @@ def _of(part: int, whole: int) -> str:
 
 def _plain(value: float | None) -> str:
     return DIVERGED if value is None else f"{round(value, 1) + 0.0:.1f}"
+
+
+def _two_digits(value: float | None) -> str:
+    return MISSING if value is None else f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
 def _signed(value: float) -> str:

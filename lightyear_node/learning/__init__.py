@@ -8,6 +8,7 @@ Modules:
 
     agreement          the paper's NTK agreement, in closed form
     jacobian           the kernel by definition, for final layers without a closed form
+    softmax_kernel     the kernel of the class probabilities
     final_layer        finds a network's final layer
     outputs            the predictions in what a model returns
     forward            batches and inference mode for a forward pass

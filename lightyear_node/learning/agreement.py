@@ -14,12 +14,22 @@ With F the features, n × D, there are two forms, each computed batch by batch:
     D ≥ n     the definition, with K = F Fᵀ                     Gram, n × n
 
 The score depends neither on the final layer's own weights nor on labels: `guard` checks those.
+
+`Reading` has two other readings of the definition.  With `softmax`, h is the class probabilities
+(see `softmax_kernel`).  With `unbiased`, HKH is replaced by the U-centred kernel, without its
+diagonal (HSIC_1: Song et al. 2012; Székely and Rizzo 2014):
+
+    K̃_ab = K_ab − r_a − r_b + s,   a ≠ b,   r_a = Σ_{c≠a} K_ac / (n − 2),
+    s = Σ_{a≠b} K_ab / ((n − 1)(n − 2))
+
+Unrelated networks then score 0 on average for any n ≥ 4, and single scores may be negative.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
@@ -31,11 +41,26 @@ from lightyear_node.learning.final_layer import FinalLayer, FinalLayerKind, find
 from lightyear_node.learning.forward import OnOutput, batch_rows, evaluation_mode, output_of, unpack
 from lightyear_node.learning.jacobian import jacobian_kernel
 from lightyear_node.learning.outputs import Choice
+from lightyear_node.learning.softmax_kernel import softmax_kernel
 from lightyear_node.learning.wrappers import without_wrappers
 
 FEATURE_BYTES_MAX = 1 << 30
 """Limit of features in memory for a Gram matrix; beyond it, forward passes are repeated."""
 NO_BATCHES = "the validation set has no batches"
+UNBIASED_SAMPLES_MIN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the paper's definition of the score leaves open."""
+
+    softmax: bool = False
+    """The network function h is the softmax of the logits, not the logits."""
+    unbiased: bool = False
+    """The kernels are centred without their diagonals, which removes the small-sample floor."""
+
+
+AS_DEFINED = Reading()
 
 
 def ntk_agreement(
@@ -77,9 +102,12 @@ class ReferenceKernels:
         batches: Sequence[Any],
         final_layers: Sequence[FinalLayer],
         on_output: OnOutput | None = None,
+        reading: Reading = AS_DEFINED,
     ) -> None:
-        first = ReferenceKernel(model, batches, final_layers[0], on_output)
-        others = [ReferenceKernel(model, batches, layer) for layer in final_layers[1:]]
+        first = ReferenceKernel(model, batches, final_layers[0], on_output, reading)
+        others = [
+            ReferenceKernel(model, batches, layer, reading=reading) for layer in final_layers[1:]
+        ]
         self._kernels = [first, *others]
         self.samples = first.samples
 
@@ -114,16 +142,24 @@ class ReferenceKernel:
         batches: Sequence[Any],
         final_layer: FinalLayer,
         on_output: OnOutput | None = None,
+        reading: Reading = AS_DEFINED,
     ) -> None:
         self.batches = batches
         self.final_layer = final_layer
-        features = _Features(model, self.final_layer, batches, on_output)
+        self.reading = reading
+        features = _Features(model, self.final_layer, batches, on_output, reading)
         self.samples = features.samples
+        if reading.unbiased and self.samples < UNBIASED_SAMPLES_MIN:
+            raise InvalidTask(
+                f"the unbiased agreement needs {UNBIASED_SAMPLES_MIN} validation samples or more,"
+                f" not {self.samples}",
+                hint="give the site more validation data, or leave out rule.unbiased",
+            )
         self._rows: list[Tensor] = []  # for moments only: (b, D) each
         self._kernel: Tensor | None = None
         self.width, stream = features.start()
-        """D, the length of a sample's features; 0 if the final layer has no closed form."""
-        if 0 < self.width < self.samples:
+        """D, the length of a sample's features; 0 if the kernel is not one of features."""
+        if 0 < self.width < self.samples and not reading.unbiased:
             self._rows = list(stream)
             self._total = torch.stack([rows.sum(0) for rows in self._rows]).sum(0)  # (D,)
             moments = sum((rows.T @ rows for rows in self._rows), start=torch.tensor(0.0))
@@ -134,8 +170,8 @@ class ReferenceKernel:
 
     @property
     def floor(self) -> float:
-        """`small_sample_floor` of this network on this validation set."""
-        return small_sample_floor(self.width, self.samples)
+        """`small_sample_floor` of this network on this validation set; 0 if unbiased."""
+        return 0.0 if self.reading.unbiased else small_sample_floor(self.width, self.samples)
 
     def agreement(
         self,
@@ -144,14 +180,17 @@ class ReferenceKernel:
         on_output: OnOutput | None = None,
     ) -> float:
         """A(θ_i, θ_j; V_i), from one forward pass of θ_j."""
-        features = _Features(model, final_layer or self.final_layer, self.batches, on_output)
+        layer = final_layer or self.final_layer
+        features = _Features(model, layer, self.batches, on_output, self.reading)
         width, stream = features.start()
         if self._rows and 0 < width < self.samples:
             return self._by_moments(stream)
         if self._kernel is None:
             self._kernel = _centre_kernel(torch.cat(self._rows) @ torch.cat(self._rows).T)
         theirs = features.kernel(stream)  # (n, n), centred
-        return _ratio(float((self._kernel * theirs).sum()), _norm(self._kernel), _norm(theirs))
+        inner = float((self._kernel * theirs).sum())
+        lowest = -1.0 if self.reading.unbiased else 0.0
+        return _ratio(inner, _norm(self._kernel), _norm(theirs), lowest)
 
     def _by_moments(self, stream: Iterable[Tensor]) -> float:
         cross = own = total = torch.tensor(0.0)
@@ -173,18 +212,20 @@ class _Features:
         final_layer: FinalLayer,
         batches: Sequence[Any],
         on_output: OnOutput | None,
+        reading: Reading,
     ) -> None:
         self.model = model
         self.final_layer = final_layer
         self.batches = batches
         self.on_output = on_output
+        self.reading = reading
         self.sizes = [batch_rows(batch) for batch in batches]
         self.samples = sum(self.sizes)
         self.origin: Tensor | None = None
 
     def start(self) -> tuple[int, Iterator[Tensor]]:
         """Start a pass: the features' length D, and an iterator over batches, each (b, D)."""
-        if self.final_layer.kind is FinalLayerKind.GENERAL:
+        if self.final_layer.kind is FinalLayerKind.GENERAL or self.reading.softmax:
             return 0, iter(())
         stream = self.rows(0, self.on_output)
         first = next(stream)
@@ -217,10 +258,11 @@ class _Features:
             handle.remove()
 
     def kernel(self, stream: Iterator[Tensor]) -> Tensor:
-        """HKH, (n, n); `stream` is the pass that `start` has started."""
-        if self.final_layer.kind is FinalLayerKind.GENERAL:
-            kernel = jacobian_kernel(self.model, self.final_layer, self.batches, self.on_output)
-            return _centre_kernel(kernel)
+        """The centred kernel, (n, n); `stream` is the pass that `start` has started."""
+        centre = _u_centre_kernel if self.reading.unbiased else _centre_kernel
+        if self.reading.softmax or self.final_layer.kind is FinalLayerKind.GENERAL:
+            compute = softmax_kernel if self.reading.softmax else jacobian_kernel
+            return centre(compute(self.model, self.final_layer, self.batches, self.on_output))
         kernel = torch.zeros(self.samples, self.samples, dtype=torch.float64)
         ends = list(accumulate(self.sizes))
         spans = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
@@ -238,7 +280,7 @@ class _Features:
                     kernel[spans[index], spans[done + offset]] = block.T
             done += len(held)
             stream = self.rows(done)
-        return _centre_kernel(kernel)
+        return centre(kernel)
 
 
 def _features(module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
@@ -282,13 +324,22 @@ def _centre_kernel(kernel: Tensor) -> Tensor:
     return rows - rows.mean(dim=1, keepdim=True)
 
 
+def _u_centre_kernel(kernel: Tensor) -> Tensor:
+    """The U-centred kernel: its inner products are unbiased, and its diagonal is 0."""
+    n = len(kernel)
+    rest = kernel - torch.diag(kernel.diagonal())
+    rows = rest.sum(dim=0) / (n - 2)
+    centred = rest - rows[:, None] - rows[None, :] + rest.sum() / ((n - 1) * (n - 2))
+    return centred - torch.diag(centred.diagonal())
+
+
 def _norm(matrix: Tensor) -> float:
     return float(torch.linalg.vector_norm(matrix))
 
 
-def _ratio(inner: float, ours: float, theirs: float) -> float:
+def _ratio(inner: float, ours: float, theirs: float, lowest: float = 0.0) -> float:
     if not (math.isfinite(inner) and math.isfinite(ours) and math.isfinite(theirs)):
         return math.nan
     if ours == 0 or theirs == 0:
         return 0.0
-    return min(1.0, max(0.0, inner / ours / theirs))  # rounding may leave [0, 1] by an ulp
+    return min(1.0, max(lowest, inner / ours / theirs))  # rounding may leave the range by an ulp

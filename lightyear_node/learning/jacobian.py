@@ -5,7 +5,7 @@ K_ab = (1/C) ⟨J_θ(x_a), J_θ(x_b)⟩,   J_θ(x) = ∂h(θ;x)/∂θ^(L)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,19 +32,31 @@ VJP_ENTRIES_MAX = 1 << 24
 """Limit of entries of one batched backward pass."""
 
 
+def _logits(prediction: Tensor) -> Tensor:
+    return prediction
+
+
 def jacobian_kernel(
     model: nn.Module,
     final_layer: FinalLayer,
     batches: Sequence[Any],
     on_output: OnOutput | None = None,
+    of_prediction: Callable[[Tensor], Tensor] = _logits,
 ) -> Tensor:
-    """K_θ(V), (n, n) in double precision, from per-sample Jacobians, some outputs at a time."""
+    """K_θ(V), (n, n) in double precision, from per-sample Jacobians, some outputs at a time.
+
+    `of_prediction` is applied to the predictions: h is what it returns.
+    """
+
+    def h(output: Any) -> Tensor:
+        return of_prediction(final_layer.prediction(output))
+
     n = sum(batch_rows(batch) for batch in batches)
     outputs = 0
     with evaluation_mode(model):
         for index, batch in enumerate(batches):
             output = output_of(model, unpack(batch)[0])
-            outputs = final_layer.prediction(output)[0].numel()
+            outputs = h(output)[0].numel()
             if on_output is not None:
                 on_output(index, output)
         weights = final_layer_parameters(model, final_layer)
@@ -53,10 +65,7 @@ def jacobian_kernel(
         kernel = torch.zeros(n, n, dtype=torch.float64)
         for first in range(0, outputs, step):
             piece = slice(first, min(first + step, outputs))
-            rows = [
-                _jacobian(model, final_layer, weights, unpack(b)[0], piece, outputs)
-                for b in batches
-            ]
+            rows = [_jacobian(model, h, weights, unpack(b)[0], piece, outputs) for b in batches]
             jacobian = torch.cat(rows)  # (n, piece·|θ_L|)
             kernel += jacobian @ jacobian.T
     return kernel / outputs
@@ -64,7 +73,7 @@ def jacobian_kernel(
 
 def _jacobian(
     model: nn.Module,
-    final_layer: FinalLayer,
+    h: Callable[[Any], Tensor],
     weights: dict[str, Tensor],
     inputs: Any,
     piece: slice,
@@ -85,7 +94,7 @@ def _jacobian(
         sample = map_tensors(lambda _: next(rows).unsqueeze(0), moved)  # (1, …) each
         named = sample if isinstance(sample, KeywordInputs) else {}
         output = functional_call(model, theta, () if named else (sample,), named)
-        return final_layer.prediction(output).reshape(-1)[piece]
+        return h(output).reshape(-1)[piece]
 
     entries = max(outputs, sum(weight.numel() for weight in weights.values()))
     width = piece.stop - piece.start

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightyear_node.errors import InvalidTask
-from lightyear_node.learning.agreement import NO_BATCHES, ReferenceKernels
+from lightyear_node.learning.agreement import AS_DEFINED, NO_BATCHES, Reading, ReferenceKernels
 from lightyear_node.learning.batchnorm import estimate_statistics
 from lightyear_node.learning.chance import Chance, measure_chance
 from lightyear_node.learning.confirmation import rows_of_batch, selected
@@ -101,20 +101,33 @@ class Validation:
         """Set the tensors that are not exchanged; peers' models are measured with them."""
         load_into(self._scratch, tensors)
 
-    def set_reference(self, own: Mapping[str, Tensor], *, own_statistics: bool = False) -> None:
+    def set_reference(
+        self,
+        own: Mapping[str, Tensor],
+        *,
+        own_statistics: bool = False,
+        previous: Mapping[str, Tensor] | None = None,
+        reading: Reading = AS_DEFINED,
+    ) -> None:
         """Make `own` the model that peers are compared with.
 
         With `own_statistics` all models are measured with BatchNorm statistics of our validation
-        set in place of their own.
+        set in place of their own.  With `previous`, the agreement is with that model instead;
+        losses are still compared with that of `own`.
         """
         self._own_statistics = own_statistics
         self._load(own, own_statistics)
         total = _Mean()
         self._reference = ReferenceKernels(
-            self._scratch, self.batches, self.final_layers, self._adder(total)
+            self._scratch, self.batches, self.final_layers, self._adder(total), reading
         )
         self._own_loss = total.value
         self._meter.measure_chance(total.value)
+        if previous is not None:
+            self._load(previous, own_statistics)
+            self._reference = ReferenceKernels(
+                self._scratch, self.batches, self.final_layers, reading=reading
+            )
 
     def measure(self, weights: Mapping[str, Tensor]) -> ValidationResult:
         self._load(weights, self._own_statistics)

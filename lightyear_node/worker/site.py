@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from lightyear_node.config.federation import LIGHTYEAR, ExchangeConfig, RuleConfig
 from lightyear_node.errors import ConfigError, TaskFailed
 from lightyear_node.learning import Layout, Validation, Weights, load_into, make_rule
+from lightyear_node.learning.agreement import AS_DEFINED
 from lightyear_node.learning.batchnorm import estimate_statistics
 from lightyear_node.learning.exchanged_tensors import copy_with_ties
 from lightyear_node.learning.forward import batch_rows
@@ -89,7 +90,8 @@ class LocalSite:
         self._files = UpdateFiles(self._shared.model, exchange or ExchangeConfig())
         self._validation = self._make_validation()
         start = self._files.exchanged(self._shared.model)
-        self._validation.set_reference(start)
+        reading = self._rule.reading if isinstance(self._rule, Lightyear) else AS_DEFINED
+        self._validation.set_reference(start, reading=reading)
         self._zero_at_start = [name for name in start if not bool(start[name].any())]
         asked_for = self._harm_allowed is not None and rule.harm_max is not None
         if asked_for and self._validation.own_loss is None:

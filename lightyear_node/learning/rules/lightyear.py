@@ -6,6 +6,11 @@
 The own model is part of the mean (A(θ_i, θ_i) = 1 ≥ τ, as in the paper's problem statement);
 `include_self=False` is the sum over the neighbours alone.  An empty S_i leaves θ_i unchanged.
 
+θ_i in A is our model after this round's training; with `reference="previous"` it is the one before,
+our previous aggregate.  The pull starts from the trained model in either case: otherwise a site
+with an empty S_i would lose its training.  `output` and `unbiased` are readings of A itself (see
+`agreement`).
+
 `guard=True` adds the checks of `guard` and ignores peers' BatchNorm statistics.  `guard=False` is
 exactly the paper's method, except that models with non-finite weights get that as their reason.
 
@@ -28,6 +33,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from lightyear_node.errors import ConfigError, InvalidTask
+from lightyear_node.learning.agreement import Reading
 from lightyear_node.learning.batchnorm import is_statistic
 from lightyear_node.learning.guard import (
     DistanceLimits,
@@ -72,6 +78,12 @@ class Lightyear(Averaging):
     """`uniform` as in the paper, or `samples`: by the training samples that sites claim."""
     weight_max: float = 0.5
     """Largest share of one peer, however many samples it claims; the rest is ours."""
+    output: str = "logits"
+    """The network function h: `logits`, or `softmax`, the class probabilities."""
+    reference: str = "trained"
+    """The model that peers agree with: ours as `trained`, or the `previous` aggregate."""
+    unbiased: bool = False
+    """Whether the agreement is the unbiased estimate, for small validation sets."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:
@@ -84,6 +96,18 @@ class Lightyear(Averaging):
             )
         if not 0 < self.weight_max <= 1:
             raise ConfigError(f"rule lightyear: weight_max is {self.weight_max}, not in (0, 1]")
+        if self.output not in ("logits", "softmax"):
+            raise ConfigError(
+                f"rule lightyear: output is `logits` or `softmax`, not {self.output!r}"
+            )
+        if self.reference not in ("trained", "previous"):
+            raise ConfigError(
+                f"rule lightyear: reference is `trained` or `previous`, not {self.reference!r}"
+            )
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(softmax=self.output == "softmax", unbiased=self.unbiased)
 
     def judge(
         self,
@@ -92,7 +116,12 @@ class Lightyear(Averaging):
         validation: Validation,
         context: RoundContext,
     ) -> Judgement:
-        validation.set_reference(own.weights, own_statistics=self.guard)
+        validation.set_reference(
+            own.weights,
+            own_statistics=self.guard,
+            previous=context.start if self.reference == "previous" else None,
+            reading=self.reading,
+        )
         if self.guard and validation.own_loss is None:
             raise InvalidTask("the guard needs labels in the validation set; or set guard: false")
         rounds_alone = context.state.get(ROUNDS_ALONE, 0)

@@ -414,3 +414,34 @@ def test_a_mistake_in_the_task_is_named(tmp_path: Path, written: str, expected: 
     path.write_text(f"device: cpu\ntask: {written}\n")
     with pytest.raises(ConfigError, match=rf"node.yaml:2: .*{expected}"):
         load_node_config(path, {})
+
+
+def test_readings_of_the_score_change_the_digest_only_if_they_are_set() -> None:
+    """Nodes of 0.1.0, which do not have these keys, compare digests; so do finished results."""
+
+    def digest(**rule: Any) -> str:
+        config = {"version": 1, "federation": "f", "peers": (), "rule": RuleConfig(**rule)}
+        return FederationConfig(**config).digest()
+
+    usual = {"output": "logits", "reference": "trained", "unbiased": False}
+    assert digest() == digest(**usual)
+    assert digest() == "004ebdc12fc2384ee35951868105c781270cca51f4ef03e10c9cf31e1a9d52fa"
+    assert not RuleConfig(**usual).computed().keys() & usual.keys()
+    other = {"output": "softmax", "reference": "previous", "unbiased": True}
+    assert len({digest(), *(digest(**{key: value}) for key, value in other.items())}) == 4
+    rule = RuleConfig(**other)
+    assert other.items() <= rule.computed().items()
+    assert RuleConfig(**json.loads(rule.model_dump_json())) == rule
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("output", "probabilities"), ("reference", "own"), ("unbiased", "few")]
+)
+def test_a_reading_that_does_not_exist_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    text = refusal(tmp_path, agreement_text(f"rule: {{{key}: {value}}}\n"))
+    assert text.startswith(f":3: `rule.{key}`: ")
+
+
+def test_readings_belong_to_lightyear(tmp_path: Path) -> None:
+    text = refusal(tmp_path, agreement_text("rule: {name: krum, output: softmax}\n"))
+    assert "`output` is a setting of lightyear; those of krum stand under `options`" in text

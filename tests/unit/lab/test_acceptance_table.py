@@ -35,6 +35,28 @@ def test_shares_are_given_by_kind_and_round() -> None:
     assert [row[0].text for row in pcam.lines] == ["ana"]
 
 
+def test_rules_have_tables_of_their_own_with_the_agreement_of_each_round() -> None:
+    lines = [
+        line("none", 0, True, True, rule="softmax", agreement=0.9),
+        line("none", 0, True, True, rule="softmax", agreement=0.7),
+        line("none", 2, False, False, rule="softmax", agreement=-0.1),
+        line("sfa", 0, False, False, rule="softmax", agreement=None),
+        line("none", 0, True, True),
+    ]
+    found = chapter(lines)
+    assert found is not None
+    plain, softmax = found.tables
+    assert [table.title for table in found.tables] == [
+        "heart: messages accepted", "heart, softmax: messages accepted",
+    ]  # fmt: skip
+    assert len(plain.columns) == len(plain.lines[0]) == 6
+    assert len(softmax.columns) == len(softmax.lines[0]) == 8
+    assert [[entry.text for entry in row[2:5]] for row in softmax.lines] == [
+        ["66.7", "0.80 -0.10", "100 0"],
+        ["0", "· ·", "0 ·"],
+    ]
+
+
 def test_small_shares_are_not_rounded_to_zero() -> None:
     lines = [line("sfa", 0, True, number == 0) for number in range(5000)]
     [table] = chapter(lines).tables  # type: ignore[union-attr]

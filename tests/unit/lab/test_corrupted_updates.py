@@ -68,6 +68,24 @@ def test_a_network_that_cannot_be_redrawn_is_named() -> None:
         corrupt("random", WEIGHTS, seed=1)
 
 
+def test_the_scale_of_dynamic_is_that_of_its_noise() -> None:
+    """In the paper 1.5 % on Camelyon17; flipped signs keep their factor of −1."""
+
+    def sent(scale: float | None, round: int) -> torch.Tensor:
+        return corrupt(
+            "dynamic", WEIGHTS, seed=5, round=round, scale=scale, fresh=network
+        )["0.weight"]  # fmt: skip
+
+    own, changed = WEIGHTS["0.weight"], []
+    for round in range(20):
+        mild, usual = sent(1.5, round), sent(None, round)
+        if not torch.equal(mild, usual):
+            changed.append(round)
+            assert torch.allclose((mild - own) * 120.5, (usual - own) * 1.5, atol=1e-3)
+    assert any(torch.equal(sent(1.5, round), -own) for round in range(20))
+    assert 1 <= len(changed) <= 15
+
+
 def test_dynamic_draws_one_of_the_three_each_round() -> None:
     kinds = []
     for r in range(30):

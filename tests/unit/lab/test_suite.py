@@ -276,6 +276,23 @@ class TestExpanded:
         assert [one["kind"] for one in request["malfunctions"]] == ["sfa"]
         assert len({job.key for job in jobs}) == 2
 
+    def test_acceptance_is_measured_with_every_rule_of_its_block(self) -> None:
+        block = {"task": "digits", "rounds": [0], "seeds": [4, 5]}
+        softmax = {"name": "lightyear", "output": "softmax"}
+        named = {**softmax, "unbiased": True, "label": "both"}
+        rules = ["lightyear", softmax, named]
+        [usual, _] = expand_acceptance(suite_from({"name": "t", "acceptance": [block]}))
+        jobs = expand_acceptance(
+            suite_from({"name": "t", "acceptance": [{**block, "rules": rules}]})
+        )
+        assert len({job.key for job in jobs}) == 6
+        # Without `rules` or with the default one, finished measurements keep their keys.
+        assert jobs[0].key == usual.key == "fd9300bbb167762d"
+        rows = [job.labelled([{"round": 0}])[0] for job in jobs[:3]]
+        assert [row.get("rule") for row in rows] == [None, "lightyear output=softmax", "both"]
+        assert jobs[2].request()["rule"]["unbiased"]
+        assert jobs[2].description() == "acceptance: digits, both, seed 4"
+
 
 class TestBadSites:
     @pytest.mark.parametrize("seed", range(5))
@@ -361,3 +378,10 @@ def test_exchange_settings_are_part_of_the_work_unless_they_are_the_default() ->
     assert all(job.identity()["exchange"] == expected for job in short)
     assert {job.spec().exchange.dtype for job in short} == {"bfloat16"}
     assert "'float16'" in refusal(exchange={"dtype": "flaot16"})
+
+
+@pytest.mark.usefixtures("folder")
+def test_acceptance_is_measured_with_lightyear_alone() -> None:
+    block = {"task": "digits", "rounds": [0], "rules": ["lightyear", "krum"]}
+    with pytest.raises(ConfigError, match="acceptance is measured with lightyear, not krum"):
+        suite_from({"name": "t", "acceptance": [block]})

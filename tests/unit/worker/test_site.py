@@ -327,3 +327,18 @@ def test_peers_are_judged_with_our_tensors_that_are_not_exchanged(
     assert peer_loss(site.local_site, site.folder / "carry") == with_our_head
     site.restart()
     assert peer_loss(site.local_site, None) > 2 * with_our_head  # with an untrained head
+
+
+def test_a_site_opens_with_the_reading_of_its_rule() -> None:
+    """Few validation samples are refused at the start, not in the first round."""
+    unbiased = RuleConfig(unbiased=True)
+
+    def opened(rule: RuleConfig, count: int) -> LocalSite:
+        x = torch.randn(count, 4)
+        few = task(val_data=[(x, torch.zeros(count, dtype=torch.long))])
+        return LocalSite(few, name="a", seed=3, rule=rule, device="cpu")
+
+    assert opened(unbiased, 4).opened().floor == 0
+    assert opened(RuleConfig(), 4).opened().floor == 16 / (16 + 4)
+    with pytest.raises(InvalidTask, match="needs 4 validation samples or more, not 3"):
+        opened(unbiased, 3)
