@@ -13,6 +13,8 @@ from lightyear_node.config.node import TaskConfig
 from lightyear_node.lab.simulate import simulate
 from lightyear_node.lab.simulation_records import SimulationSpec
 from lightyear_node.lab.tasks import BUILT_IN
+from lightyear_node.lab.tasks.networks import SmallUNet
+from lightyear_node.lab.tasks.transunet import TransUNet
 from lightyear_node.types import PeerName
 from lightyear_node.worker.task import Task
 from lightyear_node.worker.training import evaluate, train_one_round
@@ -89,6 +91,26 @@ def test_the_defaults_are_the_papers_settings(
     assert other.epochs == 2
 
 
+@pytest.mark.parametrize("name", ["hc18", "cxr_lungs", "retina"])
+@pytest.mark.parametrize(
+    ("network", "kind"),
+    [
+        ("paper", TransUNet),
+        ("transunet", TransUNet),
+        ("transunet-small", TransUNet),
+        ("unetr", nn.Module),
+        ("small", SmallUNet),
+    ],
+)
+def test_every_segmentation_task_has_every_network(
+    name: str, network: str, kind: type[nn.Module], built: Callable[..., Task]
+) -> None:
+    task = built(name, network=network, train_samples=2, val_samples=2, test_samples=2)
+    assert not isinstance(task.model, nn.Module)
+    with torch.device("meta"):
+        assert isinstance(task.model(), kind)
+
+
 def test_training_data_is_shuffled_and_validation_data_is_not(built: Callable[..., Task]) -> None:
     task = built("heart")
     assert not torch.equal(_order(task.train_data), _order(task.train_data))
@@ -117,8 +139,16 @@ def test_four_hospitals_learn_together(data: str) -> None:
         assert [len(one.verdicts) for one in rounds] == [3, 3]
 
 
-@pytest.mark.parametrize("name", ["pcam", "isic", "cxr_lungs"])
-def test_the_papers_networks_run_through_the_worker(name: str, data: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        ("pcam", "paper"),
+        ("isic", "paper"),
+        ("cxr_lungs", "unetr"),
+        pytest.param("cxr_lungs", "paper", marks=pytest.mark.slow),
+    ],
+)
+def test_large_networks_run_through_the_worker(name: str, network: str, data: str) -> None:
     """Two rounds, so that the optimizer state and the merged weights are reloaded."""
     arguments = {"data": data, "train_samples": 4, "val_samples": 4, "test_samples": 2}
     spec = SimulationSpec(
@@ -126,7 +156,7 @@ def test_the_papers_networks_run_through_the_worker(name: str, data: str) -> Non
         rounds=2,
         seed=0,
         rule=RuleConfig(name="fedavg"),
-        task=TaskConfig(entry=BUILT_IN[name].entry, args={**arguments, "network": "paper"}),
+        task=TaskConfig(entry=BUILT_IN[name].entry, args={**arguments, "network": network}),
     )
     final = simulate(spec).final(BUILT_IN[name].metric)
     assert all(0 <= value <= 1 for value in final.values())
