@@ -10,6 +10,7 @@ Modules:
     medical_networks  larger networks, from MONAI
     transunet         the paper's network for segmentation, in two sizes
     losses            losses and metrics
+    augmentation      random changes of training images
     digits            handwritten digits; needs no download
     femnist           handwritten characters, 62 classes
     pcam              lymph-node patches (PatchCamelyon)
