@@ -102,13 +102,15 @@ def _pool(split: str, parts: Sequence[Any]) -> _Pool:
 
 def _pool_of_tensors(parts: Sequence[Batches]) -> _Pool:
     x, y = torch.cat([one.dataset for one in parts]), torch.cat([one.targets for one in parts])
-    size, shuffle = parts[0].batch_size, parts[0].shuffle
+    first = parts[0]
 
     def chosen(rows: NDArray[np.int64]) -> Batches:
         index = torch.from_numpy(rows)
-        return Batches(x[index], y[index], size, shuffle=shuffle)
+        return Batches(
+            x[index], y[index], first.batch_size, shuffle=first.shuffle, augment=first.augment
+        )
 
-    return _Pool(len(x), lambda: Batches(x, y, size), chosen)
+    return _Pool(len(x), lambda: Batches(x, y, first.batch_size), chosen)
 
 
 def _pool_of_loaders(loaders: Sequence[DataLoader[Any]]) -> _Pool:

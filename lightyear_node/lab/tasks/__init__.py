@@ -7,8 +7,10 @@ Modules:
 
     prepared          prepared data sets: one npz file with client and split per row
     networks          networks that need only torch
-    medical_networks  the paper's larger networks, from MONAI
+    medical_networks  larger networks, from MONAI
+    transunet         the paper's network for segmentation, in two sizes
     losses            losses and metrics
+    augmentation      random changes of training images
     digits            handwritten digits; needs no download
     femnist           handwritten characters, 62 classes
     pcam              lymph-node patches (PatchCamelyon)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from lightyear_node.errors import ConfigError
+from lightyear_node.lab.tasks.augmentation import augmented
 from lightyear_node.lab.tasks.losses import WeightedFocalLoss, accuracy
 from lightyear_node.lab.tasks.medical_networks import efficientnet_b0
 from lightyear_node.lab.tasks.networks import SmallBatchNormCNN
@@ -49,8 +51,21 @@ def class_weights() -> torch.Tensor:
 
 
 @prepared_task("isic", CLIENTS, RECIPES)
-def build(client: ClientSelection, *, full: bool = False, shrink: int = 1) -> TrainingProblem:
-    """`full`: all 23,165 images of 84 × 84 instead of 200 per centre of 64 × 64."""
+def build(
+    client: ClientSelection,
+    *,
+    full: bool = False,
+    shrink: int = 1,
+    side: int | None = None,
+    augment: bool = False,
+) -> TrainingProblem:
+    """`full`: all 23,165 images of 84 × 84 instead of 200 per centre of 64 × 64.
+
+    `side=64` brings the full ones to 64 × 64.  `augment`: random crops, scales, rotations, shears
+    and brightness of the training images, as in the paper.
+    """
+    if side is not None and (side < 1 or not full):
+        raise ConfigError(f"`side` is {side}", hint="give at least 1, together with `full`")
     file = FULL_FILE if full else FILE
     fields = ("labels", "client", "split", "isic_id")
     labels, owner, split, image = read(file, fields, client.data)
@@ -58,8 +73,11 @@ def build(client: ClientSelection, *, full: bool = False, shrink: int = 1) -> Tr
     wanted = round(VALIDATION_SHARE * np.count_nonzero(mine & (split == TRAIN)))
     split = enlarge_validation(split, mine, wanted, image, client.number)
     chosen = choose(split, mine, client.number, client.amounts)
-    images = photographs(file, chosen, jpeg=full, shrink=shrink, data=client.data)
+    images = photographs(file, chosen, jpeg=full, shrink=shrink, data=client.data, side=side)
     targets = torch.from_numpy(labels).long()
     return TrainingProblem(
-        parts(images, targets, chosen), WeightedFocalLoss(class_weights()), {"accuracy": accuracy}
+        parts(images, targets, chosen),
+        WeightedFocalLoss(class_weights()),
+        {"accuracy": accuracy},
+        augment=augmented if augment else None,
     )

@@ -1,4 +1,4 @@
-"""The paper's larger networks, from MONAI.  All return logits.
+"""Larger networks from MONAI, among them two of the paper's.  All return logits.
 
 MONAI is optional and takes seconds to import, so it is loaded only when a network is made.
 """
@@ -34,7 +34,7 @@ def efficientnet_b0(classes: int = 8) -> nn.Module:
 
 
 def transformer_unet(classes: int = 2, side: int = 64) -> nn.Module:
-    """Gray images of `side` × `side`: a small UNETR, instead of the paper's TransUNet.
+    """Gray images of `side` × `side`: a small UNETR, without a ResNet.
 
     One token per 16 × 16 pixels; 3,953,954 parameters.
     """
@@ -58,8 +58,7 @@ def _made(name: str, **arguments: Any) -> nn.Module:
         nets = importlib.import_module("monai.networks.nets")
     except ModuleNotFoundError as problem:
         raise ConfigError(
-            f"the paper's network {name} needs the package `{problem.name}`, "
-            "which is not installed",
+            f"the network {name} needs the package `{problem.name}`, which is not installed",
             hint="pip install 'lightyear-node[medical]', or use network: small",
         ) from problem
     network: nn.Module = getattr(nets, name)(**arguments)

@@ -19,7 +19,13 @@ from torch.nn import functional
 
 from lightyear_node.errors import ConfigError
 from lightyear_node.lab.tasks.losses import Dice
-from lightyear_node.lab.tasks.prepared import Batches, DataAmounts, SiteData, check_site
+from lightyear_node.lab.tasks.prepared import (
+    Augment,
+    Batches,
+    DataAmounts,
+    SiteData,
+    check_site,
+)
 from lightyear_node.lab.tasks.recipes import Recipe
 from lightyear_node.worker.task import Task
 
@@ -60,6 +66,8 @@ class TrainingProblem:
     parts: SiteData
     loss: Callable[[Tensor, Tensor], Tensor]
     metrics: Mapping[str, Any]
+    augment: Augment | None = None
+    """Changes the inputs of training batches; those of validation and test stay as they are."""
 
 
 def segmentation(parts: SiteData) -> TrainingProblem:
@@ -134,7 +142,7 @@ def assemble(recipe: Recipe, problem: TrainingProblem, options: SharedOptions) -
         model=recipe.network,
         loss=problem.loss,
         optimizer=lambda parameters: recipe.optimizer(parameters, rate),
-        train_data=Batches(*parts.train, batch, shuffle=True),
+        train_data=Batches(*parts.train, batch, shuffle=True, augment=problem.augment),
         val_data=Batches(*parts.val, EVALUATION_BATCH),
         test_data=Batches(*parts.test, EVALUATION_BATCH),
         metrics=problem.metrics,

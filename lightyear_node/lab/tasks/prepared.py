@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -31,6 +31,8 @@ FIXED_SEED = 17
 
 Rows = NDArray[np.int64]
 Samples = tuple[Tensor, Tensor]
+Augment = Callable[[Tensor], Tensor]
+"""Changes the inputs of a batch at random, with torch's global generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,18 @@ class Batches:
     """Samples in memory, a batch at a time; every sample in every pass.
 
     Shuffled with torch's global generator, which the worker seeds for each round.  Pixels are
-    stored as bytes, a quarter of the memory.
+    stored as bytes, a quarter of the memory.  `augment` changes the inputs of every batch.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, batch_size: int, *, shuffle: bool = False) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        augment: Augment | None = None,
+    ) -> None:
         if len(x) != len(y):
             raise ValueError(f"{len(x)} inputs, but {len(y)} targets")
         if batch_size < 1:
@@ -86,19 +96,24 @@ class Batches:
         self.targets = y
         self.batch_size = batch_size
         self.shuffle = shuffle
+        self.augment = augment
 
     def __len__(self) -> int:
         return len(self._sizes())
 
     def __iter__(self) -> Iterator[Samples]:
+        for inputs, targets in self._stored():
+            floats = _floats(inputs)
+            yield floats if self.augment is None else self.augment(floats), targets
+
+    def _stored(self) -> Iterator[Samples]:
         sizes = self._sizes()
         if self.shuffle:
             for rows in torch.split(torch.randperm(len(self.dataset)), sizes):
-                yield _floats(self.dataset[rows]), self.targets[rows]
+                yield self.dataset[rows], self.targets[rows]
         else:
             x, y = torch.split(self.dataset, sizes), torch.split(self.targets, sizes)
-            for inputs, targets in zip(x, y, strict=True):
-                yield _floats(inputs), targets
+            yield from zip(x, y, strict=True)
 
     def _sizes(self) -> list[int]:
         whole, rest = divmod(len(self.dataset), self.batch_size)
@@ -195,21 +210,31 @@ def pixels(images: NDArray[np.uint8]) -> Tensor:
 
 
 def photographs(
-    relative: str, chosen: Sequence[Rows], *, jpeg: bool, shrink: int, data: str | None
+    relative: str,
+    chosen: Sequence[Rows],
+    *,
+    jpeg: bool,
+    shrink: int,
+    data: str | None,
+    side: int | None = None,
 ) -> list[Tensor]:
     """Return the chosen rows' images, from an array of pixels or a blob of JPEG files.
 
-    JPEGs are reduced by the factor `shrink` on each side.
+    JPEGs are reduced by the factor `shrink` on each side, then scaled to `side` × `side`.
     """
     if not jpeg:
         (images,) = read(relative, ("images",), data)
         return [pixels(images[rows]) for rows in chosen]
     blob, offset = read(relative, ("jpeg", "offset"), data)
-    return [pixels(_decoded(blob, offset, rows, shrink)) for rows in chosen]
+    return [pixels(_decoded(blob, offset, rows, shrink, side)) for rows in chosen]
 
 
 def _decoded(
-    blob: NDArray[np.uint8], offset: NDArray[np.int64], rows: Rows, shrink: int
+    blob: NDArray[np.uint8],
+    offset: NDArray[np.int64],
+    rows: Rows,
+    shrink: int,
+    side: int | None,
 ) -> NDArray[np.uint8]:
     try:
         from PIL import Image
@@ -219,7 +244,10 @@ def _decoded(
             hint="pip install pillow, or leave out `full`",
         ) from problem
     files = (BytesIO(blob[offset[row] : offset[row + 1]].tobytes()) for row in rows)
-    return np.stack([np.asarray(Image.open(file).convert("RGB").reduce(shrink)) for file in files])
+    images = (Image.open(file).convert("RGB").reduce(shrink) for file in files)
+    if side is not None:
+        images = (image.resize((side, side), Image.Resampling.BOX) for image in images)
+    return np.stack([np.asarray(image) for image in images])
 
 
 def _floats(x: Tensor) -> Tensor:

@@ -219,6 +219,14 @@ def test_the_data_of_all_sites_are_divided_again(make: Callable[..., Any], kind:
         assert [numbers(t.val_data) for t in other] != [numbers(t.val_data) for t in divided]
 
 
+def test_training_data_are_augmented_again() -> None:
+    def negative(count: int, start: int) -> Batches:
+        return Batches(*samples(count, start).tensors, 16, augment=torch.neg)
+
+    [first, _] = repartitioned([task_of(negative, 0)], 2, PartitionConfig(kind="iid"), seed=0)
+    assert all(bool((x <= 0).all()) for x, _ in first.train_data)
+
+
 def test_training_data_keep_their_batch_size_and_are_shuffled_again() -> None:
     [first, _] = repartitioned([task_of(loader, 0)], 2, PartitionConfig(kind="iid"), seed=0)
     assert isinstance(first.train_data, DataLoader)

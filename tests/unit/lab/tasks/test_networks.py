@@ -19,6 +19,7 @@ from lightyear_node.lab.tasks.networks import (
     SmallMLP,
     SmallUNet,
 )
+from lightyear_node.lab.tasks.transunet import small_transunet, transunet
 from lightyear_node.learning import FinalLayer, FinalLayerKind, find_final_layers, ntk_agreement
 from lightyear_node.learning.jacobian import jacobian_kernel
 
@@ -69,7 +70,24 @@ CASES = {
         FinalLayer("out.conv.conv", FinalLayerKind.CONV),
         samples=4,
     ),
+    "small TransUNet": Case(
+        lambda: small_transunet(side=32),
+        (1, 32, 32),
+        (2, 32, 32),
+        FinalLayer("head", FinalLayerKind.CONV),
+        samples=4,
+    ),
+    "TransUNet": Case(
+        lambda: transunet(side=32),
+        (1, 32, 32),
+        (2, 32, 32),
+        FinalLayer("head", FinalLayerKind.CONV),
+        samples=4,
+    ),
 }
+
+LARGE = {"TransUNet"}
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in CASES]
 
 
 def with_statistics(case: Case, x: Tensor) -> nn.Module:
@@ -97,7 +115,7 @@ def by_definition(ours: nn.Module, theirs: nn.Module, head: str, x: Tensor) -> f
     return float((i * j).sum() / (i.norm() * j.norm()))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_closed_form_equals_the_jacobians(name: str) -> None:
     case = CASES[name]
     x = torch.randn(case.samples, *case.inputs, dtype=torch.float64)
@@ -111,7 +129,7 @@ def test_closed_form_equals_the_jacobians(name: str) -> None:
     assert 0.001 < score < 0.9999  # two different networks, so neither 0 nor 1
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_federations_seed_gives_every_site_the_same_network(name: str) -> None:
     first, second = (_seeded(CASES[name].build) for _ in range(2))
     assert first.keys() == second.keys()

@@ -63,6 +63,16 @@ def test_bytes_are_scaled_to_0_1_on_use_and_stored_as_bytes() -> None:
     assert batches.dataset.dtype == torch.uint8
 
 
+def test_only_the_inputs_of_a_batch_are_augmented() -> None:
+    stored = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
+    batches = Batches(stored, torch.ones(1), 1, augment=lambda x: x + 1)
+    for _ in range(2):
+        ((x, y),) = batches
+        assert torch.equal(x, torch.tensor([[1, 1.2, 2]]))
+        assert torch.equal(y, torch.ones(1))
+    assert torch.equal(batches.dataset, stored)
+
+
 def test_channels_come_first() -> None:
     gray = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
     colour = np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 3)

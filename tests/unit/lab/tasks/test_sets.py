@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,21 @@ def test_fetal_heads_can_be_split_by_size(built: Built, stored: Stored) -> None:
     assert _in_two_splits(file["subject"], file["split"]) == 0
     with pytest.raises(ConfigError, match="hospital"):
         built("hc18", split_by="hospital")
+
+
+def test_few_fetuses_are_in_two_clients(stored: Stored) -> None:
+    file = stored("hc18_fetal/hc18_fetal.npz")
+    assert len(np.unique(file["subject"])) == 806
+    assert _in_two_splits(file["subject"], file["client"]) == 0
+    assert _in_two_splits(file["subject"], file["client_hc"]) == 29
+    sizes = [file["hc_mm"][file["client_hc"] == client] for client in range(5)]
+    for smaller, larger in pairwise(sizes):
+        assert smaller.max() <= larger.min()
+
+
+def test_every_fetal_head_covers_a_part_of_the_image(stored: Stored) -> None:
+    shares = stored("hc18_fetal/hc18_fetal.npz")["masks"].mean(axis=(1, 2))
+    assert 0.01 < shares.min() < shares.max() < 0.9
 
 
 def test_no_retina_is_in_two_splits(stored: Stored) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from statistics import mean
+from typing import Any
 
 import pytest
 import torch
@@ -10,14 +12,19 @@ from torch import Tensor, nn
 
 from lightyear_node.config.federation import RuleConfig
 from lightyear_node.config.node import TaskConfig
+from lightyear_node.lab.malfunctions import MalfunctionConfig
 from lightyear_node.lab.simulate import simulate
 from lightyear_node.lab.simulation_records import SimulationSpec
 from lightyear_node.lab.tasks import BUILT_IN
-from lightyear_node.types import PeerName
+from lightyear_node.lab.tasks.networks import SmallUNet
+from lightyear_node.lab.tasks.transunet import TransUNet
+from lightyear_node.types import PeerName, Reason
 from lightyear_node.worker.task import Task
 from lightyear_node.worker.training import evaluate, train_one_round
 
 CPU = torch.device("cpu")
+JUDGED = {Reason.OK, Reason.TOO_FAR, Reason.AGREEMENT_BELOW_TAU, Reason.LOSS_REGRET}
+"""Reasons of a verdict on an update whose tensors and loss are finite."""
 
 
 def training_loss(task: Task, model: nn.Module) -> float:
@@ -89,6 +96,26 @@ def test_the_defaults_are_the_papers_settings(
     assert other.epochs == 2
 
 
+@pytest.mark.parametrize("name", ["hc18", "cxr_lungs", "retina"])
+@pytest.mark.parametrize(
+    ("network", "kind"),
+    [
+        ("paper", TransUNet),
+        ("transunet", TransUNet),
+        ("transunet-small", TransUNet),
+        ("unetr", nn.Module),
+        ("small", SmallUNet),
+    ],
+)
+def test_every_segmentation_task_has_every_network(
+    name: str, network: str, kind: type[nn.Module], built: Callable[..., Task]
+) -> None:
+    task = built(name, network=network, train_samples=2, val_samples=2, test_samples=2)
+    assert not isinstance(task.model, nn.Module)
+    with torch.device("meta"):
+        assert isinstance(task.model(), kind)
+
+
 def test_training_data_is_shuffled_and_validation_data_is_not(built: Callable[..., Task]) -> None:
     task = built("heart")
     assert not torch.equal(_order(task.train_data), _order(task.train_data))
@@ -117,8 +144,16 @@ def test_four_hospitals_learn_together(data: str) -> None:
         assert [len(one.verdicts) for one in rounds] == [3, 3]
 
 
-@pytest.mark.parametrize("name", ["pcam", "isic", "cxr_lungs"])
-def test_the_papers_networks_run_through_the_worker(name: str, data: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        ("pcam", "paper"),
+        ("isic", "paper"),
+        ("cxr_lungs", "unetr"),
+        pytest.param("cxr_lungs", "paper", marks=pytest.mark.slow),
+    ],
+)
+def test_large_networks_run_through_the_worker(name: str, network: str, data: str) -> None:
     """Two rounds, so that the optimizer state and the merged weights are reloaded."""
     arguments = {"data": data, "train_samples": 4, "val_samples": 4, "test_samples": 2}
     spec = SimulationSpec(
@@ -126,7 +161,53 @@ def test_the_papers_networks_run_through_the_worker(name: str, data: str) -> Non
         rounds=2,
         seed=0,
         rule=RuleConfig(name="fedavg"),
-        task=TaskConfig(entry=BUILT_IN[name].entry, args={**arguments, "network": "paper"}),
+        task=TaskConfig(entry=BUILT_IN[name].entry, args={**arguments, "network": network}),
     )
     final = simulate(spec).final(BUILT_IN[name].metric)
     assert all(0 <= value <= 1 for value in final.values())
+
+
+FEW = {"train_samples": 16, "val_samples": 8, "test_samples": 2, "batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "sites", "accepted", "arguments"),
+    [
+        ("femnist", 3, 0.5, {"network": "paper", "train_samples": 64, "val_samples": 32}),
+        pytest.param("pcam", 2, 0, {"network": "paper", **FEW}, marks=pytest.mark.slow),
+        pytest.param(
+            "isic", 2, 0, {"network": "paper", "augment": True, **FEW}, marks=pytest.mark.slow
+        ),
+        pytest.param("hc18", 3, 0.5, {"network": "transunet-small", **FEW}, marks=pytest.mark.slow),
+    ],
+)
+def test_sites_judge_honest_updates_and_reject_flipped_signs(
+    name: str, sites: int, accepted: float, arguments: dict[str, Any], data: str
+) -> None:
+    """`accepted`: the smallest share of honest updates; 0 where sites differ and data are few."""
+    names = [PeerName(f"client-{index}") for index in range(sites)]
+    bad = names[-1]
+    spec = SimulationSpec(
+        sites=names,
+        rounds=2,
+        seed=0,
+        rule=RuleConfig(),
+        task=TaskConfig(entry=BUILT_IN[name].entry, args={"data": data, **arguments}),
+        malfunctions={bad: MalfunctionConfig(kind="sfa")},
+    )
+    verdicts = [
+        verdict
+        for rounds in simulate(spec).sites.values()
+        for one in rounds
+        for verdict in one.verdicts
+    ]
+    flipped = [verdict for verdict in verdicts if verdict.peer == bad]
+    honest = [verdict for verdict in verdicts if verdict.peer != bad]
+    assert (len(flipped), len(honest)) == (2 * (sites - 1), 2 * (sites - 1) ** 2)
+    assert not any(verdict.accepted for verdict in flipped)
+    for verdict in honest:
+        assert verdict.reason in JUDGED
+        assert {"distance", "regret"} <= verdict.checks.keys()
+        assert verdict.score is not None
+        assert 0 < verdict.score <= 1
+    assert mean(verdict.accepted for verdict in honest) >= accepted
