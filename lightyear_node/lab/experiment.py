@@ -46,7 +46,6 @@ from lightyear_node.observe.progress import duration
 SIMULATE = "lightyear_node.lab.simulation_process"
 ACCEPTANCE = "lightyear_node.lab.acceptance"
 CACHE_NAME = "training-cache"
-CACHE_MAX_GIB = 8.0
 
 
 class Interrupted(LightyearError):
@@ -66,7 +65,7 @@ class ExperimentOptions:
     only: str | None = None
     """Name of the only grid to run."""
     view: bool = True
-    cache_max: float | None = CACHE_MAX_GIB
+    cache_max: float | None = None
     """GiB of trained models that jobs keep for each other; None if every job trains by itself."""
 
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -26,7 +26,6 @@ FREE_BYTES_MIN = 2 << 30
 """Entries are deleted, and none is added, if the disk has less free space than this."""
 SHARE_BETWEEN_SCANS = 64
 """The folder is listed again after this fraction of its limit was written."""
-HEADER_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +70,20 @@ class TrainingCache:
         """Write the files of an entry; None, and no file, if there is no intact one."""
         path = self._folder / key
         try:
-            with path.open("rb") as file, staged(own, carry_out) as parts:
-                found = _read(file, parts)
-            os.utime(path)
+            with path.open("rb") as file:
+                if not _is_intact(file):
+                    path.unlink(missing_ok=True)
+                    return None
+                header = json.loads(file.readline())
+                with staged(own, carry_out) as parts:
+                    for part, size in zip(parts, header.pop("sizes"), strict=True):
+                        _copy(file, part, size)
+            with contextlib.suppress(OSError):  # deleted by another process
+                os.utime(path)
         except OSError:
             return None
-        except ValueError:
-            path.unlink(missing_ok=True)
-            return None
         self.hits += 1
-        return found
+        return CachedTraining(**header)
 
     def store(self, key: Digest, own: Path, carry_out: Path, result: CachedTraining) -> None:
         """Add an entry if there is room for it."""
@@ -133,49 +136,30 @@ def _entries(folder: Path) -> Iterator[tuple[int, int, Path]]:
 
 def _write(file: BinaryIO, header: Mapping[str, Any], contents: tuple[Path, ...]) -> None:
     digest = hashlib.sha256()
-
-    def write(piece: bytes | memoryview) -> None:
-        digest.update(piece)
-        file.write(piece)
-
     file.write(bytes(digest.digest_size))
-    write(json.dumps(header).encode() + b"\n")
+    line = json.dumps(header).encode() + b"\n"
+    digest.update(line)
+    file.write(line)
     for path in contents:
         with path.open("rb") as source:
-            _copy(source, path.stat().st_size, write)
+            while piece := source.read(PIECE_BYTES):
+                digest.update(piece)
+                file.write(piece)
     file.seek(0)
     file.write(digest.digest())
 
 
-def _read(file: BinaryIO, targets: list[Path]) -> CachedTraining:
-    """Copy the contents to `targets`; raise ValueError if the entry is damaged."""
-    digest = hashlib.sha256()
-    expected = file.read(digest.digest_size)
-    line = file.readline(HEADER_BYTES_MAX)
-    digest.update(line)
-    try:
-        header = json.loads(line)
-        sizes = header.pop("sizes")
-        found = CachedTraining(**header)
-    except (AttributeError, KeyError, TypeError) as problem:
-        raise ValueError("not the header of an entry") from problem
-    for path, size in zip(targets, sizes, strict=True):
-        with path.open("wb") as target:
-
-            def write(piece: bytes | memoryview, target: BinaryIO = target) -> None:
-                digest.update(piece)
-                target.write(piece)
-
-            _copy(file, size, write)
-    if file.read(1) or digest.digest() != expected:
-        raise ValueError("the content does not have its digest")
-    return found
+def _is_intact(file: BinaryIO) -> bool:
+    """Compare the digest with what follows it; the file is then at the first byte after it."""
+    digest_bytes = hashlib.sha256().digest_size
+    expected = file.read(digest_bytes)
+    found = hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
+    file.seek(digest_bytes)
+    return found == expected
 
 
-def _copy(source: BinaryIO, size: int, write: Callable[[bytes | memoryview], None]) -> None:
-    while size:
-        piece = source.read(min(size, PIECE_BYTES))
-        if not piece:
-            raise ValueError("the file is too short")
-        write(piece)
-        size -= len(piece)
+def _copy(source: BinaryIO, target: Path, size: int) -> None:
+    with target.open("wb") as out:
+        while size and (piece := source.read(min(size, PIECE_BYTES))):
+            out.write(piece)
+            size -= len(piece)
