@@ -39,6 +39,12 @@ def experiment(
     ] = None,
     data: DataOption = None,
     only: Annotated[str | None, typer.Option(help="Run only this grid of the suite.")] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Repeat training that another job has done.")
+    ] = False,
+    cache_max: Annotated[
+        float, typer.Option(help="GiB of trained models that are kept for other jobs.", min=0.0)
+    ] = 8.0,
     no_view: Annotated[bool, typer.Option("--no-view", help="Show no progress.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -50,7 +56,14 @@ def experiment(
     from lightyear_node.lab.terminal_summary import cells, print_outcome
 
     options = ExperimentOptions(
-        suite=suite, out=out, resume=resume, jobs=jobs, data=data, only=only, view=not no_view
+        suite=suite,
+        out=out,
+        resume=resume,
+        jobs=jobs,
+        data=data,
+        only=only,
+        view=not no_view,
+        cache_max=None if no_cache else cache_max,
     )
     outcome = run(options)
     found = {**outcome.to_plain(), "scores": cells(out) if outcome.page else []}

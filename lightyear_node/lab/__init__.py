@@ -19,6 +19,9 @@ Modules:
     malfunction_plugins  attacks, known or the user's own: what they see and how they are loaded
     attacks/           known attacks
     corrupted_updates  computes the updates of malfunctioning sites
+    training_key       what determines a site's training of one round, as a digest
+    training_cache     results of training on disk, by that digest
+    cached_site        a site that takes the result of its training from there
     faulty_site        a site that sends corrupted updates
     faulty_worker      its worker process
     faulty_node        a node with that worker process

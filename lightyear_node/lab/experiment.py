@@ -11,9 +11,10 @@ import asyncio
 import importlib.util
 import os
 import shlex
+import shutil
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,13 @@ from lightyear_node.lab.result_folder import ResultFolder, read_lines
 from lightyear_node.lab.results_reader import ACCEPTANCE_NAME, MANIFEST_NAME
 from lightyear_node.lab.simulation_records import SimulationResult
 from lightyear_node.lab.suite import Suite, load_suite, nearest
+from lightyear_node.lab.training_cache import CacheSettings, remove_unfinished
+from lightyear_node.lab.training_key import package_inputs
 from lightyear_node.observe.progress import duration
 
 SIMULATE = "lightyear_node.lab.simulation_process"
 ACCEPTANCE = "lightyear_node.lab.acceptance"
+CACHE_NAME = "training-cache"
 
 
 class Interrupted(LightyearError):
@@ -61,6 +65,8 @@ class ExperimentOptions:
     only: str | None = None
     """Name of the only grid to run."""
     view: bool = True
+    cache_max: float | None = None
+    """GiB of trained models that jobs keep for each other; None if every job trains by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,8 @@ class _Runner:
         self._slot_count = options.jobs or os.cpu_count() or 1
         self._jobs = [job for job in expand(suite) if options.only in (None, job.grid)]
         self._acceptance = expand_acceptance(suite) if options.only is None else []
+        self._cache: CacheSettings | None = None
+        self._trainings: Counter[str] = Counter()
         self._queue: deque[list[Job] | AcceptanceJob] = deque()
         self._finished: Finished = lambda job, outcome: None
         self.failures: list[tuple[str, str]] = []
@@ -154,6 +162,8 @@ class _Runner:
         self._enqueue()
         record = self._manifest()
         earlier_s = record["seconds"]
+        self._trainings.update(record["trainings"])
+        self._cache = self._cache_settings(record["data"])
         try:
             with show_progress(
                 self._console, self.progress, shown=self._options.view
@@ -166,6 +176,9 @@ class _Runner:
             measured = (job.key for job in expand_acceptance(self._suite))
             self._folder.join_parts(measured, ACCEPTANCE_NAME)
             record["seconds"] = round(earlier_s + time.monotonic() - began, 3)
+            record["trainings"] = dict(self._trainings)
+            if record["finished"] is not None and not self.failures:
+                shutil.rmtree(self._cache_folder, ignore_errors=True)
             self._folder.write_json(MANIFEST_NAME, record)
 
     def _manifest(self) -> dict[str, Any]:
@@ -184,9 +197,22 @@ class _Runner:
             "started": earlier.get("started") or run_manifest.now(),
             "finished": None,
             "seconds": earlier.get("seconds") or 0.0,
+            "trainings": {"total": 0, "cached": 0, **(earlier.get("trainings") or {})},
         }
         self._folder.write_json(MANIFEST_NAME, record)
         return record
+
+    @property
+    def _cache_folder(self) -> Path:
+        return self._options.out / CACHE_NAME
+
+    def _cache_settings(self, data: Mapping[str, str]) -> CacheSettings | None:
+        if self._options.cache_max is None:
+            return None
+        folder = self._cache_folder.resolve()
+        remove_unfinished(folder)
+        bytes_max = int(self._options.cache_max * 2**30)
+        return CacheSettings(str(folder), bytes_max, package_inputs(), data)
 
     def _enqueue(self) -> None:
         """Queue the jobs without a result; jobs with the same work together."""
@@ -241,7 +267,10 @@ class _Runner:
         first = next((job for job in jobs if job.curves), jobs[0])
         jobs = [first, *(job for job in jobs if job is not first)]
         try:
-            answers = await _run_in(slot, pool, SIMULATE, first.spec().to_plain())
+            cache = self._cache.to_plain() if self._cache else None
+            answers = await _run_in(
+                slot, pool, SIMULATE, {**first.spec().to_plain(), "cache": cache}
+            )
             seconds = time.monotonic() - slot.since
             row = row_of(self._suite.name, first, SimulationResult.of(answers), seconds)
             rows = [row, *(copied_row(row, self._suite.name, job) for job in jobs[1:])]
@@ -252,6 +281,7 @@ class _Runner:
                 self._failed(job, message)
             return
         self._folder.append(rows)
+        self._trainings.update(row["trainings"])
         self.progress.costs.add(first, seconds)
         for job, one in zip(jobs, rows, strict=True):
             self._succeeded(job, f"{_score_text(one)} ({duration(seconds)})")
@@ -290,6 +320,7 @@ class _Runner:
         given = [str(options.suite), "--out", str(options.out)]
         given += ["--data", str(options.data)] if options.data else []
         given += ["--only", options.only] if options.only else []
+        given += ["--no-cache"] if options.cache_max is None else []
         return Interrupted(
             f"interrupted; {progress.done} of {progress.total} jobs are finished and kept",
             hint=f"to continue: lightyear-node experiment {shlex.join(given)} --resume",

@@ -1,4 +1,4 @@
-"""A `LocalSite` whose outgoing updates are corrupted."""
+"""A site whose outgoing updates are corrupted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightyear_node.config.federation import RuleConfig
+from lightyear_node.lab.cached_site import CachedSite
 from lightyear_node.lab.corrupted_updates import STALE_ROUNDS, corrupt, with_flipped_labels
 from lightyear_node.lab.malfunction_plugins import Attack, AttackContext, load_plugin
 from lightyear_node.lab.malfunctions import ATTACK_SUCCESS, Malfunction, MalfunctionConfig
@@ -21,7 +22,6 @@ from lightyear_node.learning.rules.options import check_options, options_of_func
 from lightyear_node.types import PeerName
 from lightyear_node.worker import training_state
 from lightyear_node.worker.job_types import CandidateFile, RoundFiles, TrainedUpdate
-from lightyear_node.worker.site import LocalSite
 from lightyear_node.worker.task import Task
 from lightyear_node.worker.training import TrainableModel
 
@@ -29,7 +29,7 @@ _PAST_UPDATES = "past"
 """Key in the training state of a `stale` site: its last updates, oldest first."""
 
 
-class FaultySite(LocalSite):
+class FaultySite(CachedSite):
     """Replaces each update after training; judging and merging are those of `LocalSite`.
 
     Without a malfunction the site is honest, but `write_corrupted` still works.  `attack` is the
@@ -64,8 +64,7 @@ class FaultySite(LocalSite):
     def task(self) -> Task:
         return self._task
 
-    def end_round(self, files: RoundFiles, **options: Any) -> TrainedUpdate:
-        trained = super().end_round(files, **options)
+    def _as_sent(self, files: RoundFiles, trained: TrainedUpdate) -> TrainedUpdate:
         if self._malfunction is None:
             return trained
         if self._malfunction.kind == Malfunction.STALE:

@@ -296,6 +296,7 @@ def row_of(suite: str, job: Job, result: SimulationResult, seconds: float) -> Ro
         ],
         **_judged(result, bad),
         "update_bytes": result.update_bytes,
+        "trainings": {"total": result.trainings, "cached": result.cached},
         "seconds": round(seconds, 3),
     }
 

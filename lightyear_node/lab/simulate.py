@@ -25,10 +25,9 @@ from lightyear_node.types import Digest, PeerName, Round, Worth
 from lightyear_node.worker.job_types import CandidateFile
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from lightyear_node.lab.faulty_site import FaultySite
-    from lightyear_node.lab.malfunction_plugins import Attack
+    from lightyear_node.lab.malfunction_plugins import Attack, AttackPlugin
+    from lightyear_node.lab.training_cache import CacheSettings, TrainingCache
     from lightyear_node.worker.task import Task
 
 FOLDER_PREFIX = "lightyear-simulate-"
@@ -177,12 +176,18 @@ def simulate(
     spec: SimulationSpec,
     progress: Progress = lambda done, total: None,
     functions: GivenFunctions | None = None,
+    cache: CacheSettings | None = None,
 ) -> SimulationResult:
-    """Run all rounds; `progress` counts one step per site and round."""
+    """Run all rounds; `progress` counts one step per site and round.
+
+    With a `cache`, training that an earlier simulation has done is not repeated; the results are
+    the same.
+    """
     total = spec.rounds * len(spec.sites)
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
-        sites = make_sites(spec, Path(folder), functions)
-        update_bytes = 0
+        stored = _opened(cache, spec, functions)
+        sites = make_sites(spec, Path(folder), functions, stored)
+        update_bytes = trainings = 0
         for number in range(spec.rounds):
             round = Round(number)
             measure = number == spec.rounds - 1 or not spec.final_only
@@ -190,6 +195,7 @@ def simulate(
             for place, (name, site) in enumerate(sites.items(), start=1):
                 if spec.takes_part(name, round):
                     trained.append(site.train(name, round, measure))
+                    trainings += 1
                 else:
                     site.skip(round, measure)
                 progress(number * len(sites) + place, total)
@@ -201,7 +207,12 @@ def simulate(
                 else:
                     sites[candidate.peer].close(round, peers, measure)
             update_bytes = Path(sent[0].path).stat().st_size if sent else update_bytes
-        return SimulationResult({name: site.rounds for name, site in sites.items()}, update_bytes)
+        return SimulationResult(
+            {name: site.rounds for name, site in sites.items()},
+            update_bytes,
+            trainings,
+            stored.cache.hits if stored else 0,
+        )
 
 
 def _attacked(
@@ -229,18 +240,58 @@ def _attacked(
     return sent
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedCache:
+    """A cache and the parts of its keys that are equal at all sites of a simulation."""
+
+    cache: TrainingCache
+    settings: CacheSettings
+    machine: Mapping[str, Any]
+
+    def of_site(
+        self, spec: SimulationSpec, name: PeerName, success: AttackPlugin | None
+    ) -> dict[str, Any]:
+        """The arguments of one site."""
+        from lightyear_node.lab.training_key import site_inputs
+
+        measured = {"name": success.name, **success.options} if success else None
+        inputs = {
+            "package": self.settings.package,
+            "machine": self.machine,
+            **site_inputs(spec, name, self.settings.data, measured),
+        }
+        return {"cache": self.cache, "cache_inputs": inputs}
+
+
+def _opened(
+    settings: CacheSettings | None, spec: SimulationSpec, functions: GivenFunctions | None
+) -> OpenedCache | None:
+    """The cache, unless something that determines this training cannot be keyed."""
+    from lightyear_node.lab.training_cache import TrainingCache
+    from lightyear_node.lab.training_key import is_keyed, machine_inputs
+
+    if settings is None or functions or not is_keyed(spec, settings.data):
+        return None
+    cache = TrainingCache(Path(settings.folder), settings.bytes_max)
+    return OpenedCache(cache, settings, machine_inputs())
+
+
 def make_sites(
-    spec: SimulationSpec, folder: Path, functions: GivenFunctions | None = None
+    spec: SimulationSpec,
+    folder: Path,
+    functions: GivenFunctions | None = None,
+    stored: OpenedCache | None = None,
 ) -> dict[PeerName, SimulatedSite]:
     """Build every site's task and write its initial model below `folder`."""
     from lightyear_node.lab.faulty_site import FaultySite
     from lightyear_node.lab.malfunction_plugins import load_plugin
 
     given = functions or GivenFunctions()
-    success = _success(spec, given.attack)
+    plugin = _success(spec, given.attack)
     sites = {}
     for name, task in _tasks(spec, given.task).items():
         malfunction = spec.malfunctions.get(name)
+        success = plugin if malfunction is None else None
         local = FaultySite(
             task,
             name=name,
@@ -252,8 +303,9 @@ def make_sites(
             attack=given.attack,
             sees_others=True,
             rule_function=given.rule,
-            success=success if malfunction is None else None,
+            success=success.success if success else None,
             tolerant=True,
+            **(stored.of_site(spec, name, success) if stored else {}),
         )
         site = SimulatedSite(local, folder / name, malfunction)
         if malfunction is not None and not malfunction.built_in:
@@ -264,10 +316,8 @@ def make_sites(
     return sites
 
 
-def _success(
-    spec: SimulationSpec, given: Attack | None
-) -> Callable[[nn.Module, Task], float] | None:
-    """How the success of an attack is measured at the honest sites; of several, the first."""
+def _success(spec: SimulationSpec, given: Attack | None) -> AttackPlugin | None:
+    """The attack whose success is measured at the honest sites; of several, the first."""
     from lightyear_node.lab.malfunction_plugins import load_plugin
 
     for _, malfunction in sorted(spec.malfunctions.items()):
@@ -275,7 +325,7 @@ def _success(
             not malfunction.built_in
             and (plugin := load_plugin(malfunction, given)).measures_success
         ):
-            return plugin.success
+            return plugin
     return None
 
 

@@ -21,6 +21,7 @@ from lightyear_node.errors import ConfigError, LightyearError
 from lightyear_node.lab.federation import LabError, package_environment
 from lightyear_node.lab.simulate import FOLDER_PREFIX, Progress, simulate
 from lightyear_node.lab.simulation_records import SimulationResult, SimulationSpec
+from lightyear_node.lab.training_cache import CacheSettings
 
 YIELDING_NICE = 10
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -137,11 +138,19 @@ def answer_jobs(
 
 
 def answer_all(jobs: Sequence[Any], answers: TextIO) -> None:
-    """Simulate each spec; specs and results are plain values."""
+    """Simulate each spec; specs and results are plain values.
+
+    A spec may have a further key `cache`, the plain values of `CacheSettings`.
+    """
+
+    def run(job: Mapping[str, Any], progress: Progress) -> Any:
+        cache = CacheSettings.of(job["cache"]) if job.get("cache") else None
+        return simulate(SimulationSpec.of(job), progress, cache=cache).to_plain()
+
     answer_jobs(
         jobs,
         answers,
-        lambda job, progress: simulate(SimulationSpec.of(job), progress).to_plain(),
+        run,
         lambda job: job["rounds"] * len(job["sites"]),
     )
 

@@ -153,13 +153,22 @@ class SimulationResult:
     sites: Mapping[PeerName, Sequence[SimulatedRound]]
     update_bytes: int = 0
     """Size of the update that one site sends to one other."""
+    trainings: int = 0
+    """Rounds of training of all sites together."""
+    cached: int = 0
+    """How many of these were taken from the cache."""
 
     def final(self, metric: str) -> dict[PeerName, float]:
         return {name: rounds[-1].served[metric] for name, rounds in self.sites.items()}
 
     def to_plain(self) -> dict[str, Any]:
         sites = {name: [one.to_plain() for one in rounds] for name, rounds in self.sites.items()}
-        return {"sites": sites, "update_bytes": self.update_bytes}
+        return {
+            "sites": sites,
+            "update_bytes": self.update_bytes,
+            "trainings": self.trainings,
+            "cached": self.cached,
+        }
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
@@ -167,4 +176,4 @@ class SimulationResult:
             PeerName(name): [SimulatedRound.of(one) for one in rounds]
             for name, rounds in plain["sites"].items()
         }
-        return cls(sites, plain["update_bytes"])
+        return cls(sites, plain["update_bytes"], plain["trainings"], plain["cached"])

@@ -318,6 +318,43 @@ def test_acceptance_is_measured_once_and_kept_by_a_run_of_one_grid(
     assert reported == []
 
 
+def test_jobs_use_what_others_have_trained(
+    monkeypatch: pytest.MonkeyPatch, reported: list[Path]
+) -> None:
+    write_suite(GRID | {"rules": ["fedavg", "local"]})
+    words = ("experiment", "suite.yaml", "--jobs", "1", "--no-view", "--out")
+    assert command(*words, "out", monkeypatch=monkeypatch) == 0
+    assert command(*words, "plain", "--no-cache", monkeypatch=monkeypatch) == 0
+    rows, plain = read_lines(RESULTS), read_lines(Path("plain/results.jsonl"))
+    assert [row.pop("trainings")["cached"] for row in rows] == [0, 3]
+    assert [row.pop("trainings") for row in plain] == [{"total": 3, "cached": 0}] * 2
+    for row in (*rows, *plain):
+        del row["seconds"]
+    assert rows == plain
+    manifest = json.loads((OUT / "manifest.json").read_text())
+    assert manifest["trainings"] == {"total": 6, "cached": 3}
+    assert not (OUT / experiment.CACHE_NAME).exists()
+    assert not Path("plain", experiment.CACHE_NAME).exists()
+
+
+def test_what_was_trained_is_kept_until_the_suite_is_finished(
+    monkeypatch: pytest.MonkeyPatch, reported: list[Path]
+) -> None:
+    """A resumed run uses it, and deletes it after the last job."""
+    first, second = GRID | {"rules": ["local"]}, GRID | {"name": "more", "rules": ["fedavg"]}
+    write_suite(first, second | {"metric": "dice"})  # which the task does not have
+    words = ("experiment", "suite.yaml", "--out", "out", "--jobs", "1", "--no-view")
+    assert command(*words, monkeypatch=monkeypatch) == 1
+    cache = OUT / experiment.CACHE_NAME
+    assert len(list(cache.iterdir())) == 3
+    write_suite(first, second)
+    assert command(*words, "--resume", monkeypatch=monkeypatch) == 0
+    assert [row["trainings"]["cached"] for row in read_lines(RESULTS)] == [0, 3]
+    manifest = json.loads((OUT / "manifest.json").read_text())
+    assert manifest["trainings"] == {"total": 6, "cached": 3}
+    assert not cache.exists()
+
+
 def test_missing_data_is_reported_before_the_first_job() -> None:
     write_suite(GRID | {"task": "femnist", "args": {}})
     with pytest.raises(ConfigError, match="task femnist reads prepared data") as caught:
