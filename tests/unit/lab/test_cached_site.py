@@ -96,6 +96,7 @@ def test_training_that_a_rule_changes_is_its_own(cache: CacheSettings) -> None:
     assert check([replace(spec, seed=8) for spec in specs[:1]], cache) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -170,15 +170,14 @@ def test_large_networks_run_through_the_worker(name: str, network: str, data: st
 FEW = {"train_samples": 16, "val_samples": 8, "test_samples": 2, "batch_size": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sites", "accepted", "arguments"),
     [
         ("femnist", 3, 0.5, {"network": "paper", "train_samples": 64, "val_samples": 32}),
-        pytest.param("pcam", 2, 0, {"network": "paper", **FEW}, marks=pytest.mark.slow),
-        pytest.param(
-            "isic", 2, 0, {"network": "paper", "augment": True, **FEW}, marks=pytest.mark.slow
-        ),
-        pytest.param("hc18", 3, 0.5, {"network": "transunet-small", **FEW}, marks=pytest.mark.slow),
+        ("pcam", 2, 0, {"network": "paper", **FEW}),
+        ("isic", 2, 0, {"network": "paper", "augment": True, **FEW}),
+        ("hc18", 3, 0.5, {"network": "transunet-small", **FEW}),
     ],
 )
 def test_sites_judge_honest_updates_and_reject_flipped_signs(
