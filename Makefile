@@ -50,7 +50,7 @@ fuzz: $(VENV)/fuzz
 bench: $(VENV)/dev
 	for bench in tests/bench/*.py; do $(BIN)/python $$bench || exit 1; done
 
-# The tables and figures in docs/results: an hour and a half on two cores.  DATA is the directory of the
+# The tables and figures in docs/results: about three hours on two cores.  DATA is the directory of the
 # prepared data sets; RESUME=--resume continues an interrupted run.
 DATA ?= ../shared/data
 SUITES ?= guard femnist hospitals worst-case merge-check readings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import subprocess
@@ -27,6 +28,7 @@ from lightyear_node.lab.suite import NONE, RULES, RULES_GROUP, Suite, load_suite
 from tests.support.paths import DOCS
 
 RESULTS = DOCS / "results"
+PUBLISHED = sorted(file.parent for file in RESULTS.glob("*/manifest.json"))
 GRID: dict[str, Any] = {
     "name": "main",
     "task": "digits",
@@ -236,12 +238,20 @@ class TestExpanded:
             job.key for job in expand(suite_from({"name": "other", "grids": [reordered]}))
         }
 
-    @pytest.mark.parametrize("name", ["femnist", "guard", "hospitals"])
-    def test_published_results_have_the_keys_of_their_suites(self, name: str) -> None:
-        published = RESULTS / name
+    @pytest.mark.parametrize("published", PUBLISHED, ids=lambda folder: folder.name)
+    def test_published_results_have_the_keys_of_their_suites(self, published: Path) -> None:
         wanted = {job.key for job in expand(load_suite(published / "suite.yaml"))}
         lines = (published / "results.jsonl").read_text().splitlines()
-        assert {json.loads(line)["key"] for line in lines} == wanted
+        rows = [json.loads(line) for line in lines]
+        assert {row["key"] for row in rows} == wanted
+        assert not [row for row in rows if "failed" in row]
+
+    @pytest.mark.parametrize("published", ["merge-check", "readings", "worst-case"])
+    def test_published_results_name_the_digest_of_their_suite(self, published: str) -> None:
+        """Older results were made before comments and defaults in their suites were changed."""
+        suite = (RESULTS / published / "suite.yaml").read_bytes()
+        manifest = json.loads((RESULTS / published / "manifest.json").read_text())
+        assert manifest["suite_sha256"] == hashlib.sha256(suite).hexdigest()
 
     def test_the_merge_check_is_part_of_the_work_unless_it_is_the_default(self) -> None:
         def work(**terms: object) -> str:
