@@ -234,14 +234,14 @@ def _partner_norm(name: str, own: Mapping[str, Tensor], norms: Mapping[str, floa
     return 0.0
 
 
-def tau_in_round(round: int, tau: float, *, unformed: bool = False) -> float:
+def tau_in_round(round: int, tau: float, *, unformed: bool = False, lowest: float = 0.0) -> float:
     """Limit of check 2: none in the first round, and none while features are `unformed`.
 
     After one round of training, features of honest sites may agree no more than by chance.  A site
     rejected then would diverge and stay too far from the others.  All sites have just left the same
-    start, so the distance is sufficient.
+    start, so the distance is sufficient.  `lowest` is the smallest score that exists.
     """
-    return 0.0 if round == 0 or unformed else tau
+    return lowest if round == 0 or unformed else tau
 
 
 def features_unformed(own_loss: float, chance: Chance, *, zero_final_layer: bool = False) -> bool:

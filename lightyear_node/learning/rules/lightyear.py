@@ -160,7 +160,8 @@ class Lightyear(Averaging):
             validation.chance,
             zero_final_layer=any(layer in context.zero_at_start for layer in layers),
         )
-        return tau_in_round(context.round, self.tau, unformed=unformed)
+        lowest = -1.0 if self.unbiased else 0.0
+        return tau_in_round(context.round, self.tau, unformed=unformed, lowest=lowest)
 
     @property
     def own_statistics(self) -> bool:

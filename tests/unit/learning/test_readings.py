@@ -209,17 +209,30 @@ def test_honest_models_are_accepted_under_every_reading(
         assert verdict.checks["agreement"] != one.checks["agreement"]
 
 
-def test_a_negative_agreement_is_below_every_tau(digits: Any) -> None:
-    class Negative(Validation):
-        def measure(self, weights: Any) -> Any:
-            return replace(super().measure(weights), agreement=-0.01)
+class Negative(Validation):
+    def measure(self, weights: Any) -> Any:
+        return replace(super().measure(weights), agreement=-0.01)
 
+
+@pytest.mark.parametrize(
+    ("guard", "round", "reason"),
+    [
+        (False, 0, Reason.AGREEMENT_BELOW_TAU),
+        (True, 2, Reason.AGREEMENT_BELOW_TAU),
+        # The guard does not check the agreement of models that have just left a common start.
+        (True, 0, Reason.OK),
+    ],
+)
+def test_a_negative_agreement_is_below_every_tau(
+    digits: Any, guard: bool, round: int, reason: Reason
+) -> None:
     site = digits.sites[0]
     own = Candidate(PeerName("own"), site.weights)
-    rule = Lightyear(tau=0, guard=False, unbiased=True)
+    rule = Lightyear(tau=0, guard=guard, unbiased=True)
+    context = RoundContext(Round(round), start=digits.start)
     validation = Negative(site.model, site.batches)
-    [verdict] = rule.judge(own, others(digits)[:1], validation, RoundContext(Round(0))).verdicts
-    assert verdict.reason is Reason.AGREEMENT_BELOW_TAU
+    [verdict] = rule.judge(own, others(digits)[:1], validation, context).verdicts
+    assert verdict.reason is reason
 
 
 @pytest.mark.parametrize(
